@@ -146,7 +146,7 @@ func TestFirstCallersCancelDoesNotFailTheOthers(t *testing.T) {
 	})
 }
 
-func TestLoadIsCanceledWhenTheLastCallerHasGone(t *testing.T) {
+func TestLastCallerCancelsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		canceled := make(chan struct{}, 1)
@@ -176,7 +176,7 @@ func TestLoadIsCanceledWhenTheLastCallerHasGone(t *testing.T) {
 	})
 }
 
-func TestOvertakenLoadNeverWrites(t *testing.T) {
+func TestInvalidatedLoadNeverWrites(t *testing.T) {
 	for name, invalidate := range map[string]func(*cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
 		"InvalidateAll": func(c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(context.Background()) },
@@ -296,7 +296,7 @@ func TestPanicGoexitAndHangBecomeErrors(t *testing.T) {
 }
 
 // Close waits for what is told of a load that took too long, also if the load has returned.
-func TestCloseWaitsUntilATimeoutHasBeenTold(t *testing.T) {
+func TestCloseWaitsForTimeoutObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		c := cacheaside.New(cacheaside.Config[int, int]{

@@ -96,7 +96,7 @@ type (
 func (textual) MarshalText() ([]byte, error)  { return nil, nil }
 func (*written) MarshalJSON() ([]byte, error) { return nil, nil }
 
-func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
+func TestStoreRequiresLosslessKeyAndCodec(t *testing.T) {
 	needsKey[string](t, false)
 	needsKey[named](t, false)
 	needsKey[uint8](t, false)
@@ -340,7 +340,7 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 }
 
 // What has ended when its load returns is not kept, and neither is what is not to be.
-func TestValueThatHasEndedIsNotKept(t *testing.T) {
+func TestExpiredValueIsNotCached(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"at once": 0, "with its load": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -409,7 +409,7 @@ func TestCloneKeepsCallersApart(t *testing.T) {
 	require.Equal(t, []int{1}, v)
 }
 
-func TestContextThatHasEndedIsHonored(t *testing.T) {
+func TestDoneContextIsHonored(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { panic("called") },
 	})
@@ -499,7 +499,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 	}
 }
 
-func TestEventsTellTheirKeyAndName(t *testing.T) {
+func TestEventsHaveKeyAndName(t *testing.T) {
 	var log eventLog
 	var c *cacheaside.Cache[int, int]
 	c = cacheaside.New(cacheaside.Config[int, int]{

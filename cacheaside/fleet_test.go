@@ -20,7 +20,7 @@ import (
 
 // A load that fails has failed for all who wait for it, in every process: nobody waits for one
 // load after the other.
-func TestFailedLoadFailsThoseWhoWaitInEveryProcess(t *testing.T) {
+func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 	for name, old := range map[string]bool{"nothing to serve": false, "an old value": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestVersionsLiveSideBySide(t *testing.T) {
 
 // A Load that reads a replica may read what was before a change. It is kept no longer than the
 // replica may lag.
-func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
+func TestLagLimitsReplicaReads(t *testing.T) {
 	const lag = 2 * time.Second
 	type cache = *cacheaside.Cache[int, int]
 	for name, change := range map[string]func(t *testing.T, c, other cache, commit func(context.Context) error){
@@ -203,7 +203,7 @@ func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
 }
 
 // What was loaded within ReplicaLag of a change ends for those, too, that have it from the Store.
-func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
+func TestLagLimitsSharedValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = 2 * time.Second
 		var replica, loads atomic.Int64
@@ -245,7 +245,7 @@ func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
 }
 
 // So does what is loaded, for the Store, when that has made a change and has not answered yet.
-func TestLagBoundsWhatIsLoadedBesideAChange(t *testing.T) {
+func TestLagLimitsConcurrentLoads(t *testing.T) {
 	for name, change := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Write": func(ctx context.Context, c *cacheaside.Cache[int, int]) error {
 			return c.Write(ctx, 1, func(context.Context) error { time.Sleep(5 * time.Second); return nil })
@@ -361,7 +361,7 @@ func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 }
 
 // A key may change while its load reads when it changed last.
-func TestLagOfAKeyThatChangesDuringItsLoad(t *testing.T) {
+func TestLagOfChangeDuringLoad(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	var changes sync.WaitGroup
 	c = cacheaside.New(cacheaside.Config[int, int]{ReplicaLag: time.Hour, Load: func(_ context.Context, k int) (int, error) {

@@ -117,7 +117,7 @@ func TestGetManyWithoutLoadMany(t *testing.T) {
 }
 
 // When ctx ends, the map holds what was found by then, whatever the order of the keys.
-func TestGetManyReturnsWhatWasFoundWhenItsCtxEnds(t *testing.T) {
+func TestGetManyReturnsPartialResultOnCancel(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			c := cacheaside.New(cacheaside.Config[int, int]{
@@ -177,7 +177,7 @@ func TestGetManyAndGetShareTheirFlights(t *testing.T) {
 	})
 }
 
-func TestBatchIsOvertakenKeyByKey(t *testing.T) {
+func TestBatchIsInvalidatedKeyByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
@@ -194,7 +194,7 @@ func TestBatchIsOvertakenKeyByKey(t *testing.T) {
 	})
 }
 
-func TestBatchThatFailsFailsItsKeys(t *testing.T) {
+func TestFailedBatchFailsItsKeys(t *testing.T) {
 	for name, fail := range map[string]func(context.Context) error{
 		"error":  func(context.Context) error { return errLoad },
 		"panic":  func(context.Context) error { panic(errLoad) },
@@ -224,7 +224,7 @@ func TestBatchThatFailsFailsItsKeys(t *testing.T) {
 
 // ErrNotFound from LoadMany says that the keys missing from its map do not exist, as it
 // does from Load.
-func TestBatchThatReturnsErrNotFoundHasNotFailed(t *testing.T) {
+func TestErrNotFoundOfBatchIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return cacheaside.ErrNotFound }}
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
@@ -237,7 +237,7 @@ func TestBatchThatReturnsErrNotFoundHasNotFailed(t *testing.T) {
 }
 
 // The error of a LoadMany is returned unchanged, if it does not say of some keys that they do not exist.
-func TestGetThatSharesABatchGetsItsError(t *testing.T) {
+func TestGetSharesBatchError(t *testing.T) {
 	for name, want := range map[string]error{
 		"failed":            errLoad,
 		"failed twice":      errors.Join(errLoad, errStore),
@@ -259,7 +259,7 @@ func TestGetThatSharesABatchGetsItsError(t *testing.T) {
 }
 
 // A LoadMany that joins what it knows of each key does not say that those which failed do not exist.
-func TestBatchThatFailsBesideErrNotFoundHasFailed(t *testing.T) {
+func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 	absent := fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
 	for name, err := range map[string]error{
 		"first":   errors.Join(absent, errLoad),
@@ -299,7 +299,7 @@ func TestBatchThatFailsBesideErrNotFoundHasFailed(t *testing.T) {
 
 // A LoadMany that fails when the time of its keys has passed does not change their
 // answer.
-func TestBatchThatFailsAtLoadTimeout(t *testing.T) {
+func TestBatchFailsAtLoadTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return errLoad }} // after a second
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, LoadTimeout: time.Second})
@@ -338,7 +338,7 @@ func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 
 // The values that LoadMany returns with an error are kept, and the error is reported
 // once.
-func TestPartialBatchIsKept(t *testing.T) {
+func TestPartialBatchIsCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Name: "users",
@@ -366,7 +366,7 @@ func TestPartialBatchIsKept(t *testing.T) {
 }
 
 // Keys that fail one by one are told one by one, and those of a batch once.
-func TestGetManyTellsEachFailureOnce(t *testing.T) {
+func TestGetManyReportsEachFailureOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		many bool
 		want string
@@ -422,7 +422,7 @@ func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 }
 
 // The Store is asked and filled one shard at a time, and told of invalidations likewise.
-func TestStoreIsAskedForManyKeysAtOnce(t *testing.T) {
+func TestManyKeysInOneAcquire(t *testing.T) {
 	for _, batched := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			conn := newFakeStore().connect()
@@ -491,7 +491,7 @@ func (p pooled) Invalidate(ctx context.Context, keys ...string) error {
 	return p.Store.Invalidate(ctx, keys...)
 }
 
-func TestCallsOfTheStoreAreBounded(t *testing.T) {
+func TestStoreCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
 		p := pooled{conn, new(atomic.Int64), new(atomic.Int64)}
@@ -522,7 +522,7 @@ func TestCallsOfTheStoreAreBounded(t *testing.T) {
 }
 
 // Nothing that GetMany began runs on or begins after Close has returned.
-func TestNoBatchBeginsAfterClose(t *testing.T) {
+func TestNoBatchStartsAfterClose(t *testing.T) {
 	for range 300 {
 		var closed, late atomic.Bool
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -673,7 +673,7 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 }
 
 // Keys that another process loads stay together beside those that it does not, and when it has died.
-func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
+func TestGetManyPollsBusyKeysTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, source := newFakeStore(), new(many)
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Store: shared.connect()})
@@ -696,7 +696,7 @@ func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
 
 // The leases of keys that do not exist, or have failed, are given back some at once, and not one after
 // the other before GetMany returns.
-func TestGetManyGivesLeasesBackTogether(t *testing.T) {
+func TestGetManyReleasesLeasesTogether(t *testing.T) {
 	for _, err := range []error{nil, errLoad, errPanic} {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
@@ -724,7 +724,7 @@ func TestGetManyGivesLeasesBackTogether(t *testing.T) {
 var errPanic = errors.New("panic")
 
 // So are the old values of keys that do not exist any more removed.
-func TestGetManyRemovesOldValuesTogether(t *testing.T) {
+func TestGetManyRemovesStaleValuesTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		source, conn := many{}, newFakeStore().connect()
@@ -770,7 +770,7 @@ func (s slowStore) Invalidate(ctx context.Context, keys ...string) error {
 }
 
 // What a LoadMany has found keeps its TTL if Middleware calls again when the time of the load has passed.
-func TestAttemptThatIsNotMadeChangesNoTTL(t *testing.T) {
+func TestSkippedAttemptKeepsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -809,7 +809,7 @@ func (s slowShard) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]c
 	return s.Store.Acquire(ctx, asks...)
 }
 
-func TestABatchBeginsOnceTheStoreHasAnsweredForAllItsKeys(t *testing.T) {
+func TestBatchStartsAfterStoreResponses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		has   bool          // the Store, of key 1, for which it answers last
 		busy  time.Duration // another process loads key 2
@@ -855,7 +855,7 @@ func TestABatchBeginsOnceTheStoreHasAnsweredForAllItsKeys(t *testing.T) {
 }
 
 // Nobody is left who needs a load when the Store has answered for the last key.
-func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
+func TestBatchWithoutCallersDoesNotStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		store := newFakeStore()
@@ -888,7 +888,7 @@ func (p pensive) Decode(data []byte) (int, error) {
 }
 
 // While the Store is asked, here while its value of key 3 is decoded, callers may leave.
-func TestABatchLoadsOnlyTheKeysThatHaveCallers(t *testing.T) {
+func TestBatchLoadsOnlyKeysWithCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		store := newFakeStore()
@@ -912,7 +912,7 @@ func TestABatchLoadsOnlyTheKeysThatHaveCallers(t *testing.T) {
 }
 
 // The answer that a call has had is certain for one that comes to it later: no old value takes its place.
-func TestGetManyHasTheAnswersThatOthersHad(t *testing.T) {
+func TestGetManySharesAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			TTL: time.Minute, StaleIfError: time.Hour, LoadTimeout: 10 * time.Second,
@@ -941,7 +941,7 @@ func TestGetManyHasTheAnswersThatOthersHad(t *testing.T) {
 }
 
 // A hook that ends its goroutine ends the load: keys that had an old value by then have none.
-func TestHookThatEndsALoadOfManyKeys(t *testing.T) {
+func TestGoexitInObserverOfBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failing atomic.Bool
 		store := newFakeStore()
@@ -975,7 +975,7 @@ func TestHookThatEndsALoadOfManyKeys(t *testing.T) {
 
 // A key that is read by itself does not hold up the others: one that is fenced waits for
 // its turn.
-func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
+func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 	for _, twice := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			var src many
@@ -1003,7 +1003,7 @@ func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
 }
 
 // A Store that cannot be written to is no reason to load again for the other keys.
-func TestABatchLoadsOnceIfItsValuesCannotBeStored(t *testing.T) {
+func TestUnstorableBatchLoadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, Store: unwritable{newFakeStore().connect()}})
@@ -1022,7 +1022,7 @@ type unwritable struct{ cacheaside.Store }
 
 func (unwritable) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, errStore }
 
-func TestGetManyServesOldValuesWhenTheirBatchFails(t *testing.T) {
+func TestGetManyServesStaleIfBatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, StaleIfError: time.Hour})
@@ -1038,7 +1038,7 @@ func TestGetManyServesOldValuesWhenTheirBatchFails(t *testing.T) {
 	})
 }
 
-func TestABatchGoesOnForTheKeysThatHaveCallers(t *testing.T) {
+func TestBatchContinuesForKeysWithCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})

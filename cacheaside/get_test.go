@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-func TestGetWithSkipMemoryLoadsAnew(t *testing.T) {
+func TestSkipMemoryLoadsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version, loads atomic.Int32
 		var failing atomic.Bool
@@ -57,7 +57,7 @@ func TestGetWithSkipMemoryLoadsAnew(t *testing.T) {
 }
 
 // The call sees a change by another process whose message has not arrived.
-func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
+func TestSkipMemoryQueriesStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
@@ -91,7 +91,7 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 }
 
 // Nor an old value of the Store later than others.
-func TestGetWithSkipMemoryIsServedAnOldValueOfTheStore(t *testing.T) {
+func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 	for name, test := range map[string]struct {
 		takes time.Duration
 		err   error

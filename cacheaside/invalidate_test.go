@@ -16,7 +16,7 @@ import (
 
 // Once a Write with a Store has begun to write, no call is served from memory: a write
 // that never returns must not leave a value older than its commit.
-func TestWriteForgetsMemoryBeforeItWrites(t *testing.T) {
+func TestWriteInvalidatesMemoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
@@ -33,7 +33,7 @@ func TestWriteForgetsMemoryBeforeItWrites(t *testing.T) {
 	})
 }
 
-func TestLoadDuringAWriteIsForgotten(t *testing.T) {
+func TestLoadDuringWriteIsNotCached(t *testing.T) {
 	src := newSource()
 	c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load})
 	defer c.Close()
@@ -61,7 +61,7 @@ func (l late) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cachea
 
 // An old value that the Store sent before an invalidation is not put into memory after
 // it.
-func TestOvertakenFlightOffersNothing(t *testing.T) {
+func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 	for name, invalidate := range map[string]func(*cacheaside.Cache[int, int], *fakeConn) error{
 		"here": func(c *cacheaside.Cache[int, int], _ *fakeConn) error {
 			return c.Invalidate(context.Background(), 1)
@@ -109,7 +109,7 @@ func TestOvertakenFlightOffersNothing(t *testing.T) {
 
 // An old value of the Store that comes late serves nobody, and the new one that is in memory by then is
 // none.
-func TestOldValueThatComesLateIsNotServed(t *testing.T) {
+func TestLateStaleValueIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		store := late{newFakeStore().connect(), make(chan struct{}), new(atomic.Bool)}
@@ -141,7 +141,7 @@ func TestOldValueThatComesLateIsNotServed(t *testing.T) {
 }
 
 // The Store is told again of a key that changes while it is being told.
-func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
+func TestChangeDuringRetryStaysPending(t *testing.T) {
 	for call, change := range map[string]func(*cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
 		"InvalidateAll": func(c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(context.Background()) },
@@ -219,7 +219,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 
 // ErrNotFound removes the old value from the Store: no process may serve it when the
 // next load fails.
-func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
+func TestNotFoundRemovesStoredValue(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
@@ -257,7 +257,7 @@ func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
 }
 
 // The same if the Store cannot be told at first.
-func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
+func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		var gone, failing atomic.Bool
@@ -289,7 +289,7 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 }
 
 // A call that was waiting when its value was invalidated does not get the old value.
-func TestNoOldValueForACallThatAnInvalidationOvertook(t *testing.T) {
+func TestNoStaleValueAfterInvalidation(t *testing.T) {
 	for _, tier := range []string{"memory", "both"} {
 		synctest.Test(t, func(t *testing.T) {
 			var failing atomic.Bool
@@ -383,7 +383,7 @@ func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
 }
 
 // Invalidating keys elsewhere reaches few other keys here.
-func TestRemoteInvalidationTakesFewOthersAlong(t *testing.T) {
+func TestRemoteInvalidationHitsFewOtherKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20_000
 		shared := newFakeStore()
@@ -426,7 +426,7 @@ func (w *telling) Watch(ctx context.Context, up func(), heard func(string)) erro
 }
 
 // InvalidateAll by another process counts immediately; the memory is freed afterwards.
-func TestRemoteInvalidationOfEverything(t *testing.T) {
+func TestRemoteInvalidateAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &telling{Store: newFakeStore().connect(), heard: make(chan func(string), 1)}
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Store: w})
@@ -446,7 +446,7 @@ func TestRemoteInvalidationOfEverything(t *testing.T) {
 }
 
 // Each of several calls of Close waits until the Store has been told.
-func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
+func TestEveryCloseWaitsForInvalidations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := 0
 		store := flaky{newFakeStore().connect(), func(call string) bool {
@@ -466,7 +466,7 @@ func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
 }
 
 // What a call reads from the Store before that is told of a change is not kept after it.
-func TestMemoryForgetsOnceTheStoreHasBeenTold(t *testing.T) {
+func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		var c *cacheaside.Cache[int, int]
@@ -490,7 +490,7 @@ func TestMemoryForgetsOnceTheStoreHasBeenTold(t *testing.T) {
 
 // A change that is under way when Close begins either returns ErrClosed or is made: this is for the race
 // detector.
-func TestChangesBesideClose(t *testing.T) {
+func TestChangesDuringClose(t *testing.T) {
 	c := cacheaside.New(config{Load: identity})
 	changed := make(chan error)
 	go func() {

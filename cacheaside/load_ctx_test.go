@@ -32,7 +32,7 @@ func loadWith(ctx context.Context, look func(context.Context)) error {
 }
 
 // Whoever asks first, the ctx of a load ends like any ctx with a deadline.
-func TestContextOfALoadEndsAsOneWithADeadline(t *testing.T) {
+func TestLoadContextHasDeadline(t *testing.T) {
 	for name, first := range map[string]func(context.Context){
 		"Done is asked early": func(ctx context.Context) { ctx.Done() },
 		"Done is asked late":  func(context.Context) {},
@@ -94,7 +94,7 @@ func TestContextOfALoadEndsAsOneWithADeadline(t *testing.T) {
 	}
 }
 
-func TestContextOfALoadIsNotThatOfItsCaller(t *testing.T) {
+func TestLoadContextOutlivesCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := errors.New("gone")
 		caller, cancel := context.WithCancelCause(t.Context())
@@ -139,7 +139,7 @@ func TestContextOfALoadIsNotThatOfItsCaller(t *testing.T) {
 
 // A load may outlast the call that began it, a refresh always. A slot in its Middleware is its
 // own: it is not held until that call's response has been read.
-func TestALoadIsNoPartOfTheWorkOfItsCaller(t *testing.T) {
+func TestLoadIsSeparateWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -200,7 +200,7 @@ func TestChildrenOfTheContextOfALoad(t *testing.T) {
 
 // Done may be called, beside Value, while the load is being canceled. It must not return a channel that
 // is never closed.
-func TestDoneIsAskedWhileTheLoadIsCanceled(t *testing.T) {
+func TestDoneDuringCancel(t *testing.T) {
 	for range 2000 {
 		caller, cancel := context.WithCancel(t.Context())
 		_ = loadWith(caller, func(ctx context.Context) {
@@ -318,7 +318,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 }
 
 // A hook that does not return delays only its own goroutine.
-func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
+func TestHangingObserverDelaysNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // more than one per shard
 		release := make(chan struct{})
@@ -343,7 +343,7 @@ func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
 }
 
 // The load has its result: a caller that leaves then cancels nothing.
-func TestCallerThatLeavesWhileItsLoadIsReported(t *testing.T) {
+func TestCallerCancelsDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		c := cacheaside.New(cacheaside.Config[int, int]{

@@ -58,7 +58,7 @@ func TestLoadOfAnotherCacheWithOtherKeys(t *testing.T) {
 }
 
 // With FinishLoads, callers less patient than a load do not start it over each time.
-func TestFinishKeepsALoadWhoseCallersHaveLeft(t *testing.T) {
+func TestFinishLoadsWithoutCallers(t *testing.T) {
 	for where, capacity := range map[string]int{"in memory": 0, "in a Store alone": -1} {
 		for _, finish := range []bool{false, true} {
 			t.Run(where, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestFinishKeepsALoadWhoseCallersHaveLeft(t *testing.T) {
 }
 
 // The result of an overtaken load, or of one during a write, has no use: the load does not go on.
-func TestFinishCancelsALoadWhoseResultIsNotKept(t *testing.T) {
+func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
 	for name, fenced := range map[string]bool{"overtaken": false, "during a write": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -95,7 +95,7 @@ type refusal struct{}
 func (refusal) Error() string { return "open" }
 func (refusal) Refused() bool { return true }
 
-func TestRefusedLoadIsToldApart(t *testing.T) {
+func TestRefusedLoadHasOwnEvent(t *testing.T) {
 	var log eventLog
 	open := true
 	c := cacheaside.New(cacheaside.Config[int, int]{
@@ -127,7 +127,7 @@ func TestRefusedLoadIsToldApart(t *testing.T) {
 
 // What a policy answers without a call of Load took no time, and is remembered from now on, however old
 // the Cache is.
-func TestAPolicyAnswersInPlaceOfALoad(t *testing.T) {
+func TestPolicyAnswersForLoad(t *testing.T) {
 	for name, answer := range map[string]error{"refused": refusal{}, "not found": cacheaside.ErrNotFound} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 
 // A caller that leaves and cancels its load must not start the pause that follows a
 // failed load.
-func TestCallerThatLeavesPausesNothing(t *testing.T) {
+func TestCanceledCallerStartsNoPause(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			slow := false
@@ -348,7 +348,7 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 }
 
 // A load that fails, or cannot be used, gives its lease back: the next process need not wait.
-func TestLeaseOfAFailedLoadIsGivenBack(t *testing.T) {
+func TestFailedLoadReleasesLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		failing := true
@@ -376,7 +376,7 @@ func TestLeaseOfAFailedLoadIsGivenBack(t *testing.T) {
 }
 
 // A panic is told even if nobody waits for the load any more.
-func TestPanicOfALoadWithoutCallersIsTold(t *testing.T) {
+func TestPanicWithoutCallersIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
@@ -451,7 +451,7 @@ func TestErrorsNameWhatTheyKnow(t *testing.T) {
 
 // A load that was canceled and returns a value all the same counts as canceled, and not as
 // overtaken as well.
-func TestCanceledLoadIsNotOvertaken(t *testing.T) {
+func TestCanceledLoadIsNotCountedOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, key int) (int, error) {
 			<-ctx.Done()
@@ -469,7 +469,7 @@ func TestCanceledLoadIsNotOvertaken(t *testing.T) {
 }
 
 // A load that InvalidateAll has overtaken leaves nothing behind.
-func TestLoadThatEverythingOvertookLeavesNothing(t *testing.T) {
+func TestInvalidatedLoadCachesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, key int) (int, error) {
 			time.Sleep(time.Second)
@@ -485,7 +485,7 @@ func TestLoadThatEverythingOvertookLeavesNothing(t *testing.T) {
 }
 
 // A value that comes after LoadTimeout, when its callers have left, is still one for the Store.
-func TestValueThatComesTooLateIsStored(t *testing.T) {
+func TestLateValueIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			LoadTimeout: time.Second, Store: unwatched{newFakeStore().connect()},
@@ -505,7 +505,7 @@ func TestValueThatComesTooLateIsStored(t *testing.T) {
 }
 
 // A load whose caller has left while the old value of the Store was decoded does not begin either.
-func TestLoadWithoutCallersTakesNoTurn(t *testing.T) {
+func TestLoadWithoutCallersTakesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := 0
 		shared := newFakeStore()
@@ -531,7 +531,7 @@ func TestLoadWithoutCallersTakesNoTurn(t *testing.T) {
 }
 
 // A load whose caller has left while the Store was asked does not begin.
-func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
+func TestLoadWithoutCallersDoesNotStart(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -553,7 +553,7 @@ func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
 	}
 }
 
-func TestCloseWaitsForALoadThatIgnoresItsCtx(t *testing.T) {
+func TestCloseWaitsForUncancelableLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
 			time.Sleep(time.Second)

@@ -88,7 +88,7 @@ func inMemory(get func(int) int64) *cacheaside.Cache[int, int64] {
 	})
 }
 
-func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
+func TestGetSeesReturnedWrite(t *testing.T) {
 	update := func(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
 		return c.Write(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
 	}

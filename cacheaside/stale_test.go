@@ -148,7 +148,7 @@ func TestStaleness(t *testing.T) {
 }
 
 // Callers of a load that Close cancels get ErrClosed, and no old value.
-func TestCloseServesNoOldValue(t *testing.T) {
+func TestCloseServesNoStaleValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := false
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -199,7 +199,7 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 }
 
 // A load that has its result is no longer late, however long a hook takes.
-func TestSoftTimeoutWhileTheLoadIsReported(t *testing.T) {
+func TestSoftTimeoutDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			StaleIfError: time.Hour, SoftTimeout: 2 * time.Second,
@@ -243,7 +243,7 @@ func TestLongTimesAreLong(t *testing.T) {
 	})
 }
 
-func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
+func TestErrorPauseSparesFailingSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		var failing atomic.Bool
@@ -293,7 +293,7 @@ func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
 	})
 }
 
-func TestErrorsAreNeverRemembered(t *testing.T) {
+func TestErrorsAreNeverCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -314,7 +314,7 @@ func TestErrorsAreNeverRemembered(t *testing.T) {
 	})
 }
 
-func TestExpiredValuesMayBeServedInvalidatedOnesNever(t *testing.T) {
+func TestExpiredServedInvalidatedNever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, tier := range []string{"memory", "both"} {
 			var version atomic.Int64

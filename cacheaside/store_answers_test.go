@@ -108,7 +108,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 }
 
 // An old value beside which a load has failed elsewhere is served for ErrorPause without a question.
-func TestFailureElsewherePausesAnOldValue(t *testing.T) {
+func TestRemoteFailurePausesRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := cacheaside.Response{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
 		store := &scripted{Store: newFakeStore().connect(), answers: []cacheaside.Response{old, old}}
@@ -127,7 +127,7 @@ func TestFailureElsewherePausesAnOldValue(t *testing.T) {
 
 // Those who wait for a lease are told of a failure: not of an answer or a refusal, which are of this
 // process alone.
-func TestWhichLoadsHaveFailedForOthers(t *testing.T) {
+func TestFailuresReportedToOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		load   func() error
 		failed bool
@@ -151,7 +151,7 @@ func TestWhichLoadsHaveFailedForOthers(t *testing.T) {
 }
 
 // With the last caller ends the waiting for another process: the Store is asked no more.
-func TestNobodyWaitsForAnotherProcess(t *testing.T) {
+func TestCallersDoNotPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		_, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "another process"})
@@ -170,7 +170,7 @@ func TestNobodyWaitsForAnotherProcess(t *testing.T) {
 
 // A caller may leave in the moment in which the Store answers that a write is under way: this is for the
 // race detector.
-func TestCallerThatLeavesAsAFenceIsFound(t *testing.T) {
+func TestCallerCancelsAtFence(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
@@ -187,7 +187,7 @@ func TestCallerThatLeavesAsAFenceIsFound(t *testing.T) {
 
 // With a ReplicaLag, values are shared, too; but not one whose load a change of another process overtook: it
 // may be from before that.
-func TestLagKeepsAnOvertakenLoadOutOfTheStore(t *testing.T) {
+func TestLagKeepsInvalidatedLoadOutOfStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
@@ -237,7 +237,7 @@ func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 }
 
 // When the pause of a shard is over, one call tries it, and the others do without.
-func TestOneCallTriesAShardThatWasDown(t *testing.T) {
+func TestOneCallProbesDownShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
 		conn.hangs = 250 * time.Millisecond
@@ -259,7 +259,7 @@ func TestOneCallTriesAShardThatWasDown(t *testing.T) {
 }
 
 // Fences that could not be taken down are taken down later, of one key the last ones.
-func TestFencesOfManyWritesAreTakenDownLater(t *testing.T) {
+func TestFencesAreRemovedLater(t *testing.T) {
 	for writes, unfenced := range map[int]int{3: 3, 100: 100, 150: 50} {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()

@@ -13,7 +13,7 @@ import (
 )
 
 // If any byte of a payload is damaged, its value is loaded again, once.
-func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
+func TestDamagedPayloadIsReloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		loads := 0
@@ -99,7 +99,7 @@ func (b *brittle) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
+func TestLossyJSONRequiresCodec(t *testing.T) {
 	type (
 		deep   struct{ A struct{ B []any } }
 		tagged struct {

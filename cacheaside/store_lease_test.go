@@ -16,7 +16,7 @@ import (
 
 // Other processes repeat a load that outlasts its lease, but all processes keep the
 // first result.
-func TestLoadThatOutlastsItsLeaseIsKept(t *testing.T) {
+func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestFirstFillWins(t *testing.T) {
 }
 
 // A value that was invalidated during its load is not kept, regardless of the lease.
-func TestInvalidationRevokesEveryLoadUnderWay(t *testing.T) {
+func TestInvalidationAffectsAllLoadsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		var version atomic.Int64
@@ -119,7 +119,7 @@ func TestInvalidationRevokesEveryLoadUnderWay(t *testing.T) {
 
 // Memory does not keep what the Store knows to be invalidated, even if the message is
 // lost.
-func TestMemoryDropsAResultThatTheStoreRefused(t *testing.T) {
+func TestInvalidatedFillIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		var version atomic.Int64
@@ -183,7 +183,7 @@ func (s slowly) Unfence(ctx context.Context, key, token string) error {
 	return s.answer(ctx, "Unfence", s.Store.Unfence(ctx, key, token))
 }
 
-func TestCallerThatGivesUpLeavesNoLease(t *testing.T) {
+func TestCanceledCallerLeavesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		impatient := cacheaside.New(cacheaside.Config[int, int]{
@@ -213,7 +213,7 @@ func TestCallerThatGivesUpLeavesNoLease(t *testing.T) {
 
 // Whatever part of a fence was lost, the key is cached again long before the fence falls
 // by itself, after 20 s.
-func TestFenceWhoseAnswerWasLostIsTakenDown(t *testing.T) {
+func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 	for _, call := range []string{"Fence", "Unfence before", "Unfence"} {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestFenceWhoseAnswerWasLostIsTakenDown(t *testing.T) {
 }
 
 // A caller that gives up during Fence leaves no fence.
-func TestCallerThatGivesUpLeavesNoFence(t *testing.T) {
+func TestCanceledCallerLeavesNoFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		c := cacheaside.New(cacheaside.Config[int, int]{

@@ -41,7 +41,7 @@ func TestInvalidateOfManyKeysDoesNotWaitForEach(t *testing.T) {
 
 // A shard that is down does not affect the keys of others, and they do not end its
 // pause.
-func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
+func TestDownShardDoesNotAffectOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		conn := shared.connect()
@@ -94,7 +94,7 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 
 // A shard that stays down is one outage: what the others were told is told again once, and
 // they are used.
-func TestShardThatStaysDownIsOneOutage(t *testing.T) {
+func TestDownShardIsOneOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
@@ -119,7 +119,7 @@ func TestShardThatStaysDownIsOneOutage(t *testing.T) {
 
 // While memory is unused because the subscription is lost, an old value in the Store is
 // served as one in memory would be.
-func TestOldValueOfTheStoreIsServedWhileTheWatchIsLost(t *testing.T) {
+func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		lost := make(chan struct{})
@@ -190,7 +190,7 @@ func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
 }
 
 // A Store that answers too little makes no call fail.
-func TestStoreThatAnswersTooLittleIsDoneWithout(t *testing.T) {
+func TestIncompleteStoreResponseIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asks atomic.Bool
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: cacheaside.None})
@@ -223,7 +223,7 @@ func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]ca
 func (mumbling) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, nil }
 
 // An InvalidateAll that the Store has not heard is told of, and told to the Store later.
-func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
+func TestLostInvalidateAllIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
@@ -249,7 +249,7 @@ func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
 
 // Shards that stay down, and keep missing changes, do not keep one that is back from being told,
 // and neither does a change of all keys that fails.
-func TestWhatIsUntoldIsToldInAnyOrder(t *testing.T) {
+func TestPendingInvalidationsRetriedInAnyOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
 		conn.hangs = 250 * time.Millisecond
@@ -273,7 +273,7 @@ func TestWhatIsUntoldIsToldInAnyOrder(t *testing.T) {
 }
 
 // A call that Close ends does not mean that the Store is lost.
-func TestCloseThatEndsACallOfTheStoreIsNoOutage(t *testing.T) {
+func TestCloseDuringStoreCallIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		var failed atomic.Bool

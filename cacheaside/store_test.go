@@ -81,7 +81,7 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 
 // A load under way is not kept if another process invalidates its key, neither in the
 // Store nor in memory. Neither is a value that was read before the subscription began.
-func TestMessagesOvertakeFlights(t *testing.T) {
+func TestMessagesInvalidateFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		conn, other := shared.connect(), shared.connect()
@@ -180,7 +180,7 @@ func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
 	})
 }
 
-func TestFencedKeyIsReadAndNotKept(t *testing.T) {
+func TestFencedKeyIsNotCached(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestWriteIsBoundedByItsFence(t *testing.T) {
 }
 
 // Nothing covers a write that outlasts its fence and whose invalidation fails.
-func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
+func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 	boom := errors.New("constraint violated")
 	for name, test := range map[string]struct {
 		takes    time.Duration
@@ -407,7 +407,7 @@ func TestStoreDownAndBack(t *testing.T) {
 	})
 }
 
-func TestUntoldKeysAreBounded(t *testing.T) {
+func TestPendingKeysAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
@@ -502,7 +502,7 @@ func (f flaky) Unfence(ctx context.Context, key, token string) error {
 
 // An invalidation that could not be told leaves the old value in the Store. The process
 // must not read it from there until the Store has been told.
-func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
+func TestPendingKeySkipsStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		var failing atomic.Bool
@@ -529,7 +529,7 @@ func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 
 // The same if only the invalidation fails: the Store answers at once, with the old
 // value.
-func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
+func TestPendingKeySkipsWorkingStore(t *testing.T) {
 	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1) },
 		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1) },
@@ -569,7 +569,7 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 
 // A flight may land between the first look of a Get into memory and its lock. Its result
 // is served, without another question or load.
-func TestFlightThatLandsMeanwhileIsSeen(t *testing.T) {
+func TestFinishedFlightIsSeenUnderLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		var hold atomic.Bool
@@ -631,7 +631,7 @@ func TestFillAndReleaseMayFail(t *testing.T) {
 	})
 }
 
-func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
+func TestUnencodableValueStaysInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		shared := newFakeStore()
@@ -650,7 +650,7 @@ func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 	})
 }
 
-func TestNotFoundIsSharedAndReplacesAnOldValue(t *testing.T) {
+func TestNotFoundIsSharedAndReplacesValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ttl := range []time.Duration{0, time.Minute} {
 			shared := newFakeStore()
@@ -722,7 +722,7 @@ func TestStaleValueOfTheStore(t *testing.T) {
 }
 
 // While another process loads, an old value is served, and the Store is not asked each time.
-func TestStoreIsNotAskedAgainAtOnceForAnOldValue(t *testing.T) {
+func TestStaleValuePausesStoreLookups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Load: func(context.Context, int) (int, error) {
@@ -751,7 +751,7 @@ func TestStoreIsNotAskedAgainAtOnceForAnOldValue(t *testing.T) {
 }
 
 // A value that is no longer fresh when its load returns has nothing to store.
-func TestValueThatHasEndedIsNotStored(t *testing.T) {
+func TestExpiredValueIsNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second, Load: func(context.Context, int) (int, error) {
@@ -767,7 +767,7 @@ func TestValueThatHasEndedIsNotStored(t *testing.T) {
 
 // A value that is not to be kept takes the place of the old one also in the Store, which otherwise
 // served that again and again.
-func TestValueThatIsNotKeptRemovesTheOldOneFromTheStore(t *testing.T) {
+func TestUncachedValueRemovesStoredValue(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			loads := 0
@@ -814,7 +814,7 @@ func commitThenInvalidate(c *cacheaside.Cache[int, int64], key int, commit func(
 	return c.Invalidate(context.Background(), key) == nil
 }
 
-func TestNoGetIsOlderThanAWriteThatReturnedWithAStore(t *testing.T) {
+func TestGetSeesReturnedWriteWithStore(t *testing.T) {
 	violations, writes := stress(t, bothTiers(newFakeStore()), 3, 2, 50_000, commitThenInvalidate)
 	t.Logf("50000 reads, %d writes, %d violations", writes, violations)
 	require.Zero(t, violations)

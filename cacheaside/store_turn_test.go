@@ -59,7 +59,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 
 // Without a pause there is nothing that memory would keep of an old value of the Store, which may have
 // a new one.
-func TestOldValueOfTheStoreIsNotKeptWithoutAPause(t *testing.T) {
+func TestStaleStoreValueUncachedWithoutPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		var failing atomic.Bool
@@ -93,7 +93,7 @@ func TestOldValueOfTheStoreIsNotKeptWithoutAPause(t *testing.T) {
 }
 
 // An old value may come while others wait for it: from another process, whose load has just ended.
-func TestOldValueComesWhileCallersWait(t *testing.T) {
+func TestStaleValueArrivesDuringWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		cfg := cacheaside.Config[int, int]{
@@ -126,7 +126,7 @@ func (unheard) Watch(ctx context.Context, up func(), _ func(string)) error {
 
 // A flight that was overtaken, and that callers may join again while it waits its turn,
 // has no old value for them.
-func TestFlightThatStandsAgainHasNoOldValue(t *testing.T) {
+func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 	type cache = *cacheaside.Cache[int, int]
 	for name, get := range map[string]func(context.Context, cache) (int, error){
 		"Get": func(ctx context.Context, c cache) (int, error) { return c.Get(ctx, 1) },
@@ -170,7 +170,7 @@ func TestFlightThatStandsAgainHasNoOldValue(t *testing.T) {
 
 // The old value is served once SoftTimeout has passed and the Store has answered, also to a
 // caller that joins a flight which waits for another process.
-func TestSoftTimeoutOfAnOldValueThatTheStoreHas(t *testing.T) {
+func TestSoftTimeoutServesStaleStoreValue(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
 		for who, elsewhere := range map[string]bool{"it loads": false, "another process loads": true} {
 			t.Run(name+"/"+who, func(t *testing.T) {

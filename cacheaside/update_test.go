@@ -78,7 +78,7 @@ func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 	require.Positive(t, c.Stats().Entries)
 }
 
-func TestLoadsUnderWayKeepTheirSettings(t *testing.T) {
+func TestLoadsInFlightKeepSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // several in each shard
 		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(ctx context.Context, k int) (int, error) {
@@ -130,7 +130,7 @@ func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
 }
 
 // Update takes LoadMany away after GetMany has begun, here while it copies a value.
-func TestUpdateTakesLoadManyFromAGetMany(t *testing.T) {
+func TestUpdateRemovesLoadMany(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	begun := false
 	c = cacheaside.New(config{

@@ -79,7 +79,7 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 
 // Redis whose memory is full, and that evicts nothing, runs a script whose first write needs none. Like
 // Invalidate and Fence, InvalidateAll and Expire must not fail then.
-func TestInvalidateAllAndExpireBeginWithADelete(t *testing.T) {
+func TestInvalidationsDeleteFirst(t *testing.T) {
 	c := &client{}
 	s := redisstore.New(redisstore.Config{Prefix: "p", Eval: c.eval})
 	require.NoError(t, s.InvalidateAll(t.Context()))
@@ -275,7 +275,7 @@ func (b *bus) subscribe(ctx context.Context, channel string, subscribed func(), 
 	}
 }
 
-func TestWatchHearsOfOthersOnly(t *testing.T) {
+func TestWatchReportsOtherProcesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mine, theirs client
 		b := newBus()
@@ -338,7 +338,7 @@ func TestWatchEndsWithItsSubscription(t *testing.T) {
 	})
 }
 
-func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
+func TestHeartbeatThenSubscriptionLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
 		b := newBus()
@@ -403,7 +403,7 @@ func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
 
 // Calls of Subscribe that do not return hold up neither the next Watch nor the end of
 // one. Beyond a number of them, Watch fails until one returns.
-func TestSubscribeThatDoesNotReturnHoldsUpNoWatch(t *testing.T) {
+func TestHangingSubscribeDoesNotBlockWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, grace, lostWithin = 4, 1250 * time.Millisecond, 10 * time.Second
 		var calls atomic.Int32

@@ -45,7 +45,7 @@ var mutants = []mutant{
 	if m.onOutside(now) && m.next(0, now) < 0 {
 `},
 	{"a load that an invalidation overtook is cached", "cacheaside", "TestCacheSimulation", "load.go",
-		"		case !isCurrent:\n			c.stats.Overtaken++\n", ""},
+		"		case !isCurrent:\n", "		case !isCurrent && r.entry == nil:\n"},
 
 	{"an invalidation leaves a load under way", "cacheaside", "TestCacheSimulation", "write.go",
 		"	delete(c.flights, key)\n", ""},

@@ -249,7 +249,7 @@ func quickly(cfg *redisstore.Config) { cfg.WriteTimeout = 100 * time.Millisecond
 // shortLease makes nearly every load outlast its lease.
 func shortLease(cfg *redisstore.Config) { cfg.LeaseTTL = 50 * time.Microsecond }
 
-func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
+func TestGetSeesReturnedWrite(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
 		"redis":                                 {writers: 4, keys: 8, reads: 5_000, skip: true, processes: 2},

@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
 		"	if s.batches == nil {\n", "	req.Nonce = 0\n	if s.batches == nil {\n"},
 	{"a load that an invalidation overtook is cached", &cacheTarget, "cacheaside/load.go",
-		"		case !isCurrent:\n			c.stats.Overtaken++\n", ""},
+		"		case !isCurrent:\n", "		case !isCurrent && r.entry == nil:\n"},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.
