@@ -25,7 +25,7 @@
 // measured, no call is refused with DeadlineTooClose. A call that does not have to wait is never refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many of the calls that have to wait, the oldest
-// call has the least time left, and the newest call is served first. The bulkhead keeps a count for each level:
+// call has the least time left, and the newest call is served first. Each level has a count:
 //   - When a caller cancels a call that had to wait, the count increases by 8, up to 64.
 //   - When a waiting call gets its slots, the count decreases by 1, down to 0.
 //   - When a call starts to wait while no other call waits at its level, the count becomes 0.
@@ -92,16 +92,16 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if held.timing != nil || linger.Under(ctx) {
 		return b.doTimed(ctx, held, fn)
 	}
-	defer b.release(held)
+	defer b.release(held, ending{})
 	return fn(ctx)
 }
 
 // doTimed runs fn for a call that is timed, or whose work may continue after fn has returned.
 func (b *Bulkhead) doTimed(ctx context.Context, held slots, fn func(context.Context) error) (err error) {
 	if linger.Under(ctx) {
-		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.endWork(ctx, held, err) }, nil)
+		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.end(ctx, held, err, endingOfWork) }, nil)
 	}
-	defer func() { b.end(ctx, held, err) }()
+	defer func() { b.end(ctx, held, err, endingOf) }()
 	return fn(ctx)
 }
 
@@ -119,21 +119,13 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 		return nil, err
 	}
 	var over atomic.Bool
-	if held.timing == nil { // as for most calls: neither ctx nor the error is needed
-		return func(error) {
-			if !over.Swap(true) {
-				b.release(held)
-			}
-		}, nil
-	}
 	return func(err error) {
-		if over.Swap(true) {
-			return
-		}
-		if linger.Under(ctx) {
-			b.endWork(ctx, held, err)
-		} else {
-			b.end(ctx, held, err)
+		switch {
+		case over.Swap(true):
+		case linger.Under(ctx):
+			b.end(ctx, held, err, endingOfWork)
+		default:
+			b.end(ctx, held, err, endingOf)
 		}
 	}, nil
 }
@@ -240,7 +232,7 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 		notified := false
 		defer func() {
 			if !notified { // an observer has panicked
-				b.release(w.slots)
+				b.release(w.slots, ending{})
 			}
 		}()
 		b.observers.Tell(ctx, Event{EventWaited, cfg.Name, w.timing.start - w.since, nil})
@@ -285,50 +277,35 @@ func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Dur
 	return true, 0
 }
 
-// end releases the slots of a timed call that returned err.
-func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
-	b.releaseTimed(held, endingOf(ctx, err))
-}
-
-// endWork releases the slots of a call whose work ended with err. The work may have continued after the call's function
-// had returned.
-func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
-	if held.timing == nil {
-		b.release(held)
-	} else {
-		b.releaseTimed(held, endingOfWork(ctx, err))
+// end releases the slots of a call that ended with err. If the call is timed, end reads the ending of the call.
+func (b *Bulkhead) end(ctx context.Context, held slots, err error, read func(context.Context, error) ending) {
+	e := ending{cut: true} // e remains so if a method of err panics
+	defer func() { b.release(held, e) }()
+	if held.timing != nil {
+		e = read(ctx, err)
 	}
 }
 
-// release releases the slots of a call.
-func (b *Bulkhead) release(held slots) {
+// release releases the slots of a call. If the call is timed and was not cut short, release records the time for which
+// the call held the slots. If the call had to wait and its ctx is done, the cancellation is recorded.
+func (b *Bulkhead) release(held slots, e ending) {
 	if held.cost == 0 {
 		return
 	}
 	b.mu.Lock()
 	b.running -= held.cost
 	b.queue.count(held.share, -held.cost, 0)
-	if b.queue.waiting > 0 {
-		b.admitWaiters(now())
+	if held.timing != nil || b.queue.waiting > 0 { // most calls need no clock
+		at := now()
+		if t := held.timing; t != nil && !e.cut {
+			b.service.add(at - t.start)
+		}
+		if t := held.timing; t != nil && t.waited && e.gone {
+			b.queue.abandon(t.level)
+		}
+		b.admitWaiters(at)
 	}
 	b.mu.Unlock()
-}
-
-// releaseTimed releases the slots of a timed call. If the call was not cut short, releaseTimed records how long the
-// call held the slots. If the call had to wait and its ctx is done, the cancellation is recorded.
-func (b *Bulkhead) releaseTimed(held slots, e ending) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at := now()
-	if !e.cut {
-		b.service.add(at - held.timing.start)
-	}
-	if held.timing.waited && e.gone {
-		b.queue.abandon(held.timing.level)
-	}
-	b.running -= held.cost
-	b.queue.count(held.share, -held.cost, 0)
-	b.admitWaiters(at)
 }
 
 // take gives a call its slots. b.mu is held.

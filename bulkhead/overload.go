@@ -60,8 +60,8 @@ type service struct {
 }
 
 const (
-	fewTimes    = 8  // the minimum number of measured times for a typical time
-	sampleEvery = 64 // of this number of calls that find free slots, one call is timed
+	fewTimes    = 8   // the minimum number of measured times for a typical time
+	sampleEvery = 256 // of this number of calls that find free slots, one call is timed
 )
 
 // add adds the time for which a call held its slots. If the ring buffer is full, the new time replaces the oldest time.

@@ -184,7 +184,7 @@ func TestCutCallsAreNotTimed(t *testing.T) {
 		t.Run(end.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := accustomed(t, bulkhead.Config{MaxWait: time.Minute}, 100*ms)
-				for range 31 * 64 {
+				for range 31 * 256 {
 					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 					_ = b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return end.err(ctx) })
 					cancel()
@@ -225,7 +225,7 @@ func TestSlowPeriodIsForgotten(t *testing.T) {
 func TestZeroCostIsNotTimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := accustomed(t, bulkhead.Config{MaxWait: time.Minute, Cost: costOf}, 100*ms)
-		for range 31 * 64 {
+		for range 31 * 256 {
 			require.NoError(t, b.Do(costing(t.Context(), 0), nothing))
 		}
 		release := hold(t, b)
@@ -262,6 +262,26 @@ func TestEndingOfCalls(t *testing.T) {
 			require.Equal(t, test.cut, cut, "cut")
 			require.Equal(t, test.gone, gone, "gone")
 		})
+	}
+}
+
+// A broken error panics when it is read.
+type broken struct{ error }
+
+func (broken) Answered() bool { panic("broken") }
+
+func TestBrokenErrorReleasesSlots(t *testing.T) {
+	for _, lingers := range []bool{false, true} {
+		b := bulkhead.New(bulkhead.Config{Limit: 1})
+		ctx := t.Context()
+		if lingers {
+			ctx, _ = linger.Begin(ctx)
+		}
+		require.Panics(t, func() { _ = b.Do(ctx, func(context.Context) error { return broken{} }) })
+		done, err := b.Begin(ctx)
+		require.NoError(t, err)
+		require.Panics(t, func() { done(broken{}) })
+		requireIdle(t, b)
 	}
 }
 

@@ -240,17 +240,12 @@ func (c *controller) sample(latency float64, how result) {
 }
 
 // cutOff adds a sample for the work of a call that was cut off for lack of time after the call had ended. The latency of
-// the work is not known. While the base is not known either, the sample gets the mean latency of the cohort. A shorter
-// latency would make the usual latency too short.
+// the work is not known. The sample gets at least the mean latency of the cohort. A shorter latency would make the
+// usual latency too short. If neither the mean nor the base is known, cutOff adds no sample.
 func (c *controller) cutOff() {
-	latency := 0.0
-	if all := &c.cohort.all; !c.base.known {
-		if all.n == 0 {
-			return
-		}
-		latency = all.mean()
+	if all := &c.cohort.all; c.base.known || all.n > 0 {
+		c.sample(all.sum/float64(max(all.n, 1)), overran)
 	}
-	c.sample(latency, overran)
 }
 
 // advance moves the cohort to its next phase if the current phase is over. In the first phase, calls join the cohort.
