@@ -51,9 +51,9 @@ func BillingMonth(start time.Time) Window {
 type Period string
 
 const (
-	Day   Period = "day"
-	Week  Period = "week" // starts on Monday
-	Month Period = "month"
+	Day   Period = "day"   // starts every day
+	Week  Period = "week"  // starts on Monday
+	Month Period = "month" // starts on the day in Window.From
 )
 
 const (

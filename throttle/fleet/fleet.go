@@ -114,15 +114,15 @@ const (
 
 // A Call is one script that [Config.EvalEach] runs.
 type Call struct {
-	Script string
-	Keys   []string
-	Args   []any
+	Script string   // the source of a Lua script
+	Keys   []string // KEYS of the script
+	Args   []any    // ARGV of the script
 }
 
 // A Reply is the result of a [Call].
 type Reply struct {
-	Value any
-	Err   error
+	Value any   // the value that the script returned
+	Err   error // why the call has no value, or nil
 }
 
 // Config configures [Limits].
