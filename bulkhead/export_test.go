@@ -51,8 +51,8 @@ func GivesWay(newcomer string, waiting []Waiting) string {
 	return ""
 }
 
-// NewestFirst reports whether calls are served newest first after the given events: 'c' if a caller cancels a call that
-// had to wait, 's' if a waiting call is served.
+// NewestFirst reports whether calls are served newest first after the given events: 'c' if a caller cancels a call
+// that had to wait, 's' if a waiting call is served.
 func NewestFirst(events string) bool {
 	var p pressure
 	for _, e := range events {

@@ -19,7 +19,8 @@ import (
 
 var allOverloads = flag.Bool("goodput.all", false, "simulate all overloads for longer and print the goodput of each")
 
-// An overload sends calls at random, a Poisson process, to a service that has as many workers as the bulkhead has slots.
+// An overload sends calls at random, a Poisson process, to a service that has as many workers as the bulkhead has
+// slots.
 // Each caller gives up after its patience, which ends a call that runs.
 type overload struct {
 	load     float64 // of the capacity of the slots
@@ -35,7 +36,8 @@ func (o overload) String() string {
 	if o.deadline {
 		how = "deadline"
 	}
-	return fmt.Sprintf("load %.1f, %3d slots, %-11s %5v, %-8s after %5v", o.load, o.slots, o.service, o.mean, how, o.patience)
+	return fmt.Sprintf("load %.1f, %3d slots, %-11s %5v, %-8s after %5v",
+		o.load, o.slots, o.service, o.mean, how, o.patience)
 }
 
 // services are distributions with a mean of 1.
@@ -131,8 +133,8 @@ func (o overload) call(b *bulkhead.Bulkhead, takes time.Duration) fate {
 	return refused
 }
 
-// oracle serves calls as a queue does that knows how long each takes: oldest first, without those that cannot be served
-// in time.
+// oracle serves calls as a queue does that knows how long each takes: oldest first, without those that cannot be
+// served in time.
 func (o overload) oracle(calls []simulatedCall) []simulatedCall {
 	calls = slices.Clone(calls)
 	free := make([]time.Duration, o.slots) // when each slot becomes free
@@ -180,7 +182,7 @@ func count(calls []simulatedCall, f fate) (n int) {
 type goodput struct {
 	got, oracle, plain float64 // calls served, as shares of the capacity
 	lost               float64 // calls that only the oracle served, minus those that only the bulkhead served, of all
-	worse              float64 // calls that only the plain queue served, minus those that only the bulkhead served, of all
+	worse              float64 // calls that only the plain queue served, minus those that only the bulkhead served
 	wronged            float64 // calls that the bulkhead refused and the oracle served, of all calls
 }
 

@@ -453,6 +453,7 @@ func TestGoodputOfManyShares(t *testing.T) {
 	o := overload{2, 4, "constant", 50 * ms, 300 * ms, false}
 	calls, span := o.calls(2000)
 	tenants := 0
-	ran := o.runWith(t, calls, bulkhead.Config{Share: func(context.Context) string { tenants++; return fmt.Sprint(tenants) }})
+	tenant := func(context.Context) string { tenants++; return fmt.Sprint(tenants) }
+	ran := o.runWith(t, calls, bulkhead.Config{Share: tenant})
 	require.Greater(t, float64(count(ran, served))/(o.capacity()*span.Seconds()), 0.8)
 }

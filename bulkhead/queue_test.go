@@ -178,7 +178,9 @@ func TestImportantCallPassesCostlyOne(t *testing.T) {
 }
 
 func TestTooCostlyIsRefusedImmediately(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf})
+	b := bulkhead.New(bulkhead.Config{
+		Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf,
+	})
 	err := b.Do(costing(t.Context(), 5), nothing)
 	require.ErrorIs(t, err, bulkhead.ErrFull)
 	require.EqualError(t, err, "bulkhead: x: full (too_costly): 5 slots, limit 4")

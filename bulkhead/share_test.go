@@ -167,7 +167,7 @@ func TestFloodOfOneTenantLeavesOthersAlone(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, float64(r.served), 0.99*float64(r.made), name)
 		for _, q := range []float64{0.5, 0.99} {
-			require.LessOrEqual(t, r.quantile(q).Seconds(), 1.2*alone[name].quantile(q).Seconds(), "%s, latency that %v of the calls stay below", name, q)
+			require.LessOrEqual(t, r.quantile(q).Seconds(), 1.2*alone[name].quantile(q).Seconds(), "%s, %v", name, q)
 		}
 		require.Less(t, float64(mixed[name].served), 0.99*float64(mixed[name].made), "without shares, the flood is that of all")
 	}
