@@ -26,7 +26,7 @@ func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(contex
 	if schedule == nil {
 		return fmt.Errorf("lease: %s: the Schedule is nil: must be set", c.cfg.Name)
 	}
-	called := time.Now()
+	called := time.Now().Round(0) // by the wall clock, as a schedule is
 	for ctx.Err() == nil {
 		var wrong error
 		_ = c.Run(ctx, func(ctx context.Context, term Term) error {
