@@ -26,7 +26,7 @@ func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(contex
 	if schedule == nil {
 		return fmt.Errorf("lease: %s: the Schedule is nil: must be set", c.cfg.Name)
 	}
-	called := time.Now().Round(0) // by the wall clock, as a schedule is
+	called := time.Now()
 	for ctx.Err() == nil {
 		var wrong error
 		_ = c.Run(ctx, func(ctx context.Context, term Term) error {
@@ -70,26 +70,17 @@ func (c *Candidate) makeRuns(
 		if term.h.startRun(ctx, run) {
 			c.report(ctx, fn(ctx, term))
 		}
-		if term.h.endedBecause() != nil || ctx.Err() != nil {
-			return nil
-		}
 	}
 }
 
 // dueRun returns the last instant of s after last that has passed at now, or the zero time if there is none, and the
 // instant that follows. Instants are rounded up to milliseconds, as the store has them.
 func dueRun(s Schedule, last, now time.Time) (run, next time.Time, err error) {
-	now = now.Round(0) // without the monotonic clock, which a schedule might pass on
-	if next, err = nextOf(s, last); err != nil || next.After(now) {
-		return time.Time{}, next, err
-	}
+	next, err = nextOf(s, last)
 	// Without these steps back from now, a schedule of seconds would take long to catch up with a year.
-	for back := time.Second; now.Add(-back).After(next); back *= 2 {
-		at, err := nextOf(s, now.Add(-back))
-		if err != nil {
-			return time.Time{}, next, err
-		}
-		if !at.After(now) {
+	for back := time.Second; err == nil && now.Add(-back).After(next); back *= 2 {
+		var at time.Time
+		if at, err = nextOf(s, now.Add(-back)); !at.After(now) {
 			next = at
 			break
 		}

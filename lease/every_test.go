@@ -138,6 +138,9 @@ func TestLoopReportsNoLoss(t *testing.T) {
 		require.NoError(t, quiet(store, cfg).Loop(ctx, func(ctx context.Context, _ lease.Term) error {
 			terms++
 			<-ctx.Done()
+			if terms%2 == 0 {
+				return fmt.Errorf("the work ends: %w", ctx.Err())
+			}
 			return context.Cause(ctx)
 		}))
 		require.Greater(t, terms, 100)

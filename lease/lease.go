@@ -131,7 +131,7 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 // reports that ctx has ended is not passed on: EventLost has reported the loss of a term, and a shutdown is no error.
 func (c *Candidate) report(ctx context.Context, err error) {
 	switch {
-	case err == nil || ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
+	case err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)):
 	case c.cfg.OnError != nil:
 		c.cfg.OnError(ctx, err)
 	default:
@@ -273,7 +273,7 @@ func (c *Candidate) storeFailed(ctx context.Context, epoch int64, what string, e
 	warn := !c.observers.Any()
 	c.count(func(s *Stats) {
 		s.StoreErrors++
-		if now := time.Now(); warn && now.Sub(c.warned) >= time.Second {
+		if now := time.Now(); now.Sub(c.warned) >= time.Second {
 			c.warned = now
 		} else {
 			warn = false

@@ -63,8 +63,6 @@ func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
 	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // as a clock on the wall shows it
 	start, end := at.ZoneBounds()
 	switch shown := wall(at); {
-	case shown.Equal(want) && start.IsZero():
-		return at, true
 	case shown.Equal(want):
 		// Clocks that were set back at start have shown the same time before.
 		if first := at.Add(wall(start).Sub(wall(start.Add(-1))) - 1); first.Before(start) {
@@ -76,8 +74,8 @@ func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
 	default:
 		at = end
 	}
-	sameDay := func(t time.Time) bool { return t.YearDay() == want.YearDay() && t.Year() == want.Year() }
-	return at, sameDay(wall(at)) || sameDay(wall(at.Add(-1)))
+	day = want.YearDay()
+	return at, at.YearDay() == day || at.Add(-1).YearDay() == day
 }
 
 // wall returns what a clock on the wall shows at t, as a time in UTC.

@@ -136,6 +136,7 @@ func TestSchedulesThatCannotBe(t *testing.T) {
 	require.PanicsWithValue(t, "lease: the interval is 0s: must be 1ms or more", func() { lease.Interval(0) })
 	require.Panics(t, func() { lease.Interval(time.Microsecond) })
 	require.Panics(t, func() { lease.Interval(-time.Hour) })
+	require.NotPanics(t, func() { lease.Interval(time.Millisecond) })
 	require.PanicsWithValue(t, "lease: the location is nil: must be set", func() { lease.Daily(2, 0, nil) })
 	for _, clock := range [][2]int{{24, 0}, {-1, 0}, {0, 60}, {0, -1}} {
 		require.Panics(t, func() { lease.Daily(clock[0], clock[1], time.UTC) })
@@ -181,6 +182,16 @@ func TestDueRun(t *testing.T) {
 	for _, wrong := range []time.Duration{0, -1, -time.Hour} {
 		_, _, err := lease.DueRun(next(func(t time.Time) time.Time { return t.Add(wrong) }), at(0), at(1))
 		require.ErrorContains(t, err, "the Schedule's Next must return a later instant")
+	}
+	halts := next(func(t time.Time) time.Time { // at any instant but the first
+		if t.Equal(at(0)) {
+			return at(time.Hour)
+		}
+		return t
+	})
+	for _, late := range []time.Duration{time.Hour, 3 * time.Hour} {
+		_, _, err := lease.DueRun(halts, at(0), at(late))
+		require.ErrorContains(t, err, "must return a later instant")
 	}
 	// A schedule of milliseconds that catches up with a year calls Next some times, not 31 billion times.
 	calls := 0

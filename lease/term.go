@@ -209,9 +209,8 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 	if until := h.c.endOf(sent); err == nil && until.After(h.until) { // two renewals may overtake each other
 		h.until = until
 	}
-	over := h.why != nil
 	h.mu.Unlock()
-	if err != nil && !over && ctx.Err() != context.Canceled { // Every cancels the record of a run
+	if err != nil && ctx.Err() != context.Canceled { // the end of the term, or of Every, cancels a renewal
 		h.c.storeFailed(context.WithoutCancel(h.ctx), h.rec.Epoch, "renew", err)
 	}
 	return err
@@ -231,12 +230,13 @@ func (h *holding) startRun(ctx context.Context, at time.Time) bool {
 		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
 		err := h.renew(call, at.UnixMilli())
 		cancel()
-		switch {
-		case err == nil:
+		taken := errors.Is(err, ErrRunTaken)
+		// If an earlier try has recorded the run, its answer was lost: in this term no other call records runs.
+		if err == nil || taken && repeated {
 			return h.endedBecause() == nil
-		case errors.Is(err, ErrRunTaken):
-			// In this term no other call can have recorded the run: an earlier try did, and its answer was lost.
-			return repeated && h.endedBecause() == nil
+		}
+		if taken {
+			return false
 		}
 		select {
 		case <-time.After(h.c.cfg.TTL / 30):
@@ -251,7 +251,7 @@ func (h *holding) endedBecause() *LostError {
 	h.mu.Lock()
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
-	if why == nil && late {
+	if late {
 		return h.end(notRenewed)
 	}
 	return why
