@@ -1,6 +1,9 @@
-// Httpserver is a server that looks after itself: each tenant has a limit, a slow
-// part of it has a bulkhead, and a health endpoint says how it does. It calls
-// itself and shows what clients see.
+// Httpserver is an HTTP server with a rate limit per tenant, a bulkhead around a slow handler, and a
+// health endpoint. Without -addr, it sends requests to itself and prints the responses.
+//
+//	go run ./examples/httpserver
+//	go run ./examples/httpserver -addr 127.0.0.1:8080   # stop it with Ctrl-C: it drains
+//	curl -i -H 'Api-Key: key-of-a' http://127.0.0.1:8080/hello
 package main
 
 import (
@@ -8,12 +11,17 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/registry"
@@ -24,25 +32,24 @@ import (
 // accounts are the tenants, by their API keys.
 var accounts = map[string]string{"key-of-a": "a", "key-of-b": "b"}
 
-// tenant returns the key that a request is limited by: its account or, without a
-// valid Api-Key, the address of the client, which that cannot choose either.
+// tenant returns the key of a request's limit: the account or, without a valid Api-Key, the client's
+// address. A client can choose neither of them.
 func tenant(r *http.Request) string {
 	return cmp.Or(accounts[r.Header.Get("Api-Key")], address(r))
 }
 
-var address = resiliencehttp.ClientIP() // name the proxies in front here, if there are any
+var address = resiliencehttp.ClientIP() // pass the addresses of your proxies, if there are any
 
 // A server has the policies of its handlers.
 type server struct {
 	tenants *throttle.Group[string]
 	paying  *throttle.Group[string]
 	reports *bulkhead.Bulkhead
-	begun   chan struct{} // gets a value for each report that is begun
-	finish  chan struct{} // closed to let them end
+	work    func(context.Context) error // creates a report
 }
 
-func newServer() (*server, error) {
-	s := &server{
+func newServer(work func(context.Context) error) *server {
+	return &server{
 		tenants: throttle.NewGroup(throttle.GroupConfig[string]{
 			Config: throttle.Config{Rate: throttle.PerMinute(5), Burst: 5},
 		}),
@@ -50,15 +57,13 @@ func newServer() (*server, error) {
 			Config: throttle.Config{Rate: throttle.PerMinute(600), Burst: 100},
 		}),
 		reports: bulkhead.New(bulkhead.Config{Name: "reports", Limit: 2}),
-		begun:   make(chan struct{}),
-		finish:  make(chan struct{}),
+		work:    work,
 	}
-	return s, nil
 }
 
-// Admit takes from the limit of a tenant's plan.
+// Admit takes a token from the limit of the tenant's plan.
 func (s *server) Admit(ctx context.Context, tenant string) (throttle.Decision, error) {
-	if tenant == "b" { // which pays for more
+	if tenant == "b" { // a paying tenant
 		return s.paying.Admit(ctx, tenant)
 	}
 	return s.tenants.Admit(ctx, tenant)
@@ -69,7 +74,7 @@ func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Server{}.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
-	// Not throttled: the monitoring must always get through.
+	// Without a limit: monitoring must always be admitted.
 	reg := registry.New()
 	reg.MustAdd(s.reports)
 	mux.Handle("GET /health", resiliencehttp.Health(reg))
@@ -81,26 +86,74 @@ func (s *server) hello(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *server) report(w http.ResponseWriter, r *http.Request) {
-	s.begun <- struct{}{}
-	select {
-	case <-s.finish:
-		fmt.Fprintln(w, "a long report")
-	case <-r.Context().Done():
+	if err := s.work(r.Context()); err != nil {
+		http.Error(w, "canceled", http.StatusServiceUnavailable)
+		return
 	}
+	fmt.Fprintln(w, "a long report")
 }
 
 func main() {
-	if err := run(os.Stdout); err != nil {
+	addr := flag.String("addr", "", "the address to serve; empty means a demonstration")
+	flag.Parse()
+	if err := start(*addr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(out io.Writer) error {
-	s, err := newServer()
+func start(addr string) error {
+	if addr == "" {
+		return run(os.Stdout)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
 	}
+	slow := func(ctx context.Context) error {
+		select {
+		case <-time.After(3 * time.Second):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return serve(ctx, l, newServer(slow).handler(), 5*time.Second)
+}
+
+// serve serves until ctx is done. Then it accepts no more requests, and waits for the requests in
+// progress. After grace it cancels their contexts: Shutdown does not, so a handler that waits in a
+// queue or for a slow dependency would delay the exit.
+func serve(ctx context.Context, l net.Listener, handler http.Handler, grace time.Duration) error {
+	requests, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+	}
+	server.RegisterOnShutdown(func() { time.AfterFunc(grace, cancel) })
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	deadline, cancelDeadline := context.WithTimeout(context.Background(), 2*grace+time.Second)
+	defer cancelDeadline()
+	return server.Shutdown(deadline)
+}
+
+func run(out io.Writer) error {
+	started, finish := make(chan struct{}), make(chan struct{})
+	s := newServer(func(context.Context) error {
+		started <- struct{}{}
+		<-finish
+		return nil
+	})
 	ts := httptest.NewServer(s.handler())
 	defer ts.Close()
 	const row = "  %-8s  %-7s  %-6v  %-19s  %-11s  %s\n"
@@ -122,7 +175,7 @@ func run(out io.Writer) error {
 		return err
 	}
 
-	fmt.Fprintln(out, "A tenant that asks for too much is told when to come back; the other does not notice:")
+	fmt.Fprintln(out, "A tenant over its limit is refused, with Retry-After; the other tenant is not affected:")
 	for range 6 {
 		if err := get("/hello", "key-of-a"); err != nil {
 			return err
@@ -132,7 +185,7 @@ func run(out io.Writer) error {
 		return err
 	}
 
-	fmt.Fprintln(out, "Two reports at once are enough; what is fast stays fast:")
+	fmt.Fprintln(out, "At most two reports run at the same time; other handlers stay fast:")
 	var reports sync.WaitGroup
 	for range 2 {
 		reports.Go(func() {
@@ -141,19 +194,19 @@ func run(out io.Writer) error {
 				_ = resp.Body.Close()
 			}
 		})
-		<-s.begun
+		<-started
 	}
 	for _, path := range []string{"/report", "/hello", "/health"} {
 		if err := get(path, "key-of-b"); err != nil {
 			return err
 		}
 	}
-	close(s.finish)
+	close(finish)
 	reports.Wait()
 	return get("/health", "")
 }
 
-// text returns what a response says; of a problem document, its title.
+// text returns the body of a response or, for a problem document, its title.
 func text(resp *http.Response, body []byte) string {
 	var problem struct{ Title string }
 	if resp.Header.Get("Content-Type") == "application/problem+json" && json.Unmarshal(body, &problem) == nil {
