@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	estimate = 60        // tokens that an answer has at most
-	monthly  = 1_000_000 // tokens that a tenant has paid for
+	estimate = 60        // the maximum number of tokens of an answer
+	monthly  = 1_000_000 // tokens per month of each tenant
 )
 
-// A gateway serves the requests of tenants by the first provider that can.
+// A gateway passes the requests of tenants to the first provider that can serve them.
 type gateway struct {
 	limits *throttle.Limits
 	months *throttle.Group[string]
@@ -41,7 +41,7 @@ func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(strin
 func newGateway(providers ...string) *gateway {
 	perCall := func(ctx context.Context) int {
 		if ctx.Value(tenantKey{}) == nil {
-			return 0 // a look at what is left
+			return 0 // a query for the remaining tokens: see charged
 		}
 		return estimate
 	}
@@ -68,7 +68,7 @@ func newGateway(providers ...string) *gateway {
 	}
 }
 
-// transport sends requests to one provider, under policies of its own.
+// transport sends requests to one provider, under the provider's own policies.
 func transport(name, address string) http.RoundTripper {
 	circuit := breaker.New(breaker.Config{
 		Name: name, FailureRate: 0.5, MinCalls: 10, Window: time.Second, OpenFor: 300 * time.Millisecond,
@@ -93,7 +93,8 @@ func transport(name, address string) http.RoundTripper {
 	}
 }
 
-// cooldown leaves a provider alone for as long as a 429 asks for: all requests, not this one alone.
+// cooldown opens a provider's breaker for the Retry-After of a 429: it applies to all requests, not
+// only to the one that got the 429.
 func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	return func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
@@ -106,8 +107,8 @@ func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	}
 }
 
-// judge takes an error that a stream begins with as a failed response: the tenant has seen nothing
-// of it, and another provider may do better.
+// judge fails a stream whose first event is an error: the tenant has not received anything yet, so
+// another provider can serve the request.
 func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 	err := resiliencehttp.DefaultJudge(resp, ahead)
 	if err != nil || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
@@ -120,8 +121,8 @@ func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 	return err
 }
 
-// ServeHTTP reserves the most that an answer can cost, sends the request, passes the stream on, and
-// charges for what it has passed on, however it ends.
+// ServeHTTP reserves the maximum cost of an answer, sends the request, passes the stream to the
+// tenant, and charges the tokens that it has passed, even if the stream is cut off.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tenant := r.Header.Get("Tenant")
 	ctx := context.WithValue(r.Context(), tenantKey{}, tenant)
@@ -158,12 +159,12 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Provider", resp.Header.Get("Provider"))
 	if used, err = pass(w, resp.Body); err != nil {
-		resiliencehttp.ReportFailure(resp, err) // unless the Transport has seen it itself
-		_, _ = io.WriteString(w, "event: error\ndata: the answer has broken off\n\n")
+		resiliencehttp.ReportFailure(resp, err) // has no effect if the Transport has noticed the error
+		_, _ = io.WriteString(w, "event: error\ndata: the answer was cut off\n\n")
 	}
 }
 
-// pass copies a stream of events and returns how many words have been passed on.
+// pass copies a stream of events to w and returns the number of words.
 func pass(w io.Writer, body io.Reader) (words int, err error) {
 	flush := http.NewResponseController(w.(http.ResponseWriter))
 	lines := bufio.NewScanner(body)
@@ -173,11 +174,11 @@ func pass(w io.Writer, body io.Reader) (words int, err error) {
 		if name, ok := strings.CutPrefix(line, "event: "); ok {
 			event = name
 		}
-		if event == "error" { // told in the middle of a stream
+		if event == "error" { // in mid-stream
 			return words, errors.New("an error in a stream")
 		}
 		if _, err := io.WriteString(w, line+"\n"); err != nil {
-			return words, nil // the tenant has left
+			return words, nil // the tenant has disconnected
 		}
 		if line == "data: word" {
 			words++
@@ -196,9 +197,9 @@ func (g *gateway) reserved(tenant string) int64 {
 	return g.reserve[tenant]
 }
 
-// charged returns what is gone from the month of a tenant.
+// charged returns the tokens that a tenant has used of its month.
 func (g *gateway) charged(tenant string) int64 {
-	left, err := g.months.Admit(context.Background(), tenant) // which costs nothing: see perCall
+	left, err := g.months.Admit(context.Background(), tenant) // takes no tokens: see perCall
 	if err != nil {
 		panic(err)
 	}

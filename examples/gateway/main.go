@@ -1,11 +1,11 @@
 // Gateway is an LLM gateway: an HTTP server in front of two providers of a model, with limits and
-// bills for its tenants. Everything is in this process, on loopback: the providers are made up, one
-// of them lives through a bad ten seconds, and one of three tenants floods the gateway.
+// bills for its tenants. Everything runs in this process, on loopback. The providers are fakes. One
+// of them fails in several ways for ten seconds, and one of three tenants floods the gateway.
 //
 //	go run ./examples/gateway [-seed n]
 //
-// It prints what became of the requests in each phase and, at the end, for each tenant the tokens
-// that were reserved, that arrived, and that its bill shows: the last two are the same.
+// It prints the results of the requests in each phase. At the end it prints, for each tenant, the
+// tokens that were reserved, that arrived, and that were charged: the last two are equal.
 package main
 
 import (
@@ -29,7 +29,7 @@ import (
 )
 
 func main() {
-	seed := flag.Uint64("seed", 1, "chooses how long the answers are, and which streams break off")
+	seed := flag.Uint64("seed", 1, "seed for the lengths of the answers and for the streams that are cut off")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -37,28 +37,29 @@ func main() {
 	report(os.Stdout, phases, bills)
 }
 
-// A phase is a time in which the first provider has a fault.
+// A phase is a period in which the first provider has a fault.
 type phase struct {
 	name  string
 	fault fault
 	counts
 }
 
-// counts are what tenants saw. Each request is one of answered, cut, limited and failed.
+// counts are the results that tenants saw. Each request is answered, cut, limited or failed.
 type counts struct {
 	requests, answered, cut, limited, failed, fallbacks atomic.Int64
 }
 
-// A bill compares, for one tenant, tokens by who counted them.
+// A bill has one tenant's tokens as the gateway reserved them, as the tenant received them, and as
+// the monthly quota counted them.
 type bill struct {
 	tenant                     string
 	reserved, arrived, charged int64
 }
 
-// tenants are how many requests a second each sends.
+// tenants has the number of requests per second of each tenant.
 var tenants = map[string]int{"acme": 20, "birch": 20, "flood": 200}
 
-// run sends requests of all tenants through a gateway, for a time in each phase.
+// run sends requests of all tenants through a gateway, for phaseTime in each phase.
 func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, []bill) {
 	north, south := newProvider(seed), newProvider(seed+1)
 	defer north.Close()
@@ -68,13 +69,13 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 	defer server.Close()
 
 	phases := []*phase{
-		{name: "all is well", fault: none},
-		{name: "streams break off", fault: breakingOff},
-		{name: "429, come back in 1 s", fault: busy},
+		{name: "healthy", fault: none},
+		{name: "truncated streams", fault: truncating},
+		{name: "429, retry after 1 s", fault: busy},
 		{name: "200, then an error", fault: failing},
-		{name: "silent", fault: silent},
+		{name: "hanging", fault: hanging},
 		{name: "down", fault: down},
-		{name: "well again", fault: none},
+		{name: "healthy again", fault: none},
 	}
 	arrived := map[string]*atomic.Int64{} // by tenant
 	for name := range tenants {
@@ -114,7 +115,7 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 	return phases, bills
 }
 
-// send makes one request of a tenant, reads the stream to its end, and counts what arrives.
+// send sends one request of a tenant, reads the stream to its end, and counts the words.
 func (p *phase) send(url, tenant string, length int, arrived *atomic.Int64) {
 	p.requests.Add(1)
 	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(fmt.Sprintf(`{"length": %d}`, length)))
@@ -157,13 +158,13 @@ func (p *phase) send(url, tenant string, length int, arrived *atomic.Int64) {
 
 func report(w io.Writer, phases []*phase, bills []bill) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "the first provider\trequests\tanswered\tby the second\tcut off\tover a limit\tfailed\t")
+	fmt.Fprintln(t, "the first provider\trequests\tanswered\tby the second\tcut off\tover limit\tfailed\t")
 	for _, p := range phases {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t\n", p.name, p.requests.Load(), p.answered.Load(),
 			p.fallbacks.Load(), p.cut.Load(), p.limited.Load(), p.failed.Load())
 	}
 	fmt.Fprintln(t, "\t\t\t\t\t\t\t\ntenant\treserved\tarrived\tcharged\t\t\t\t")
-	verdict := "Each tenant pays for what has arrived, to the token."
+	verdict := "Each tenant pays exactly for the tokens that arrived."
 	for _, b := range bills {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t\t\t\t\n", b.tenant, b.reserved, b.arrived, b.charged)
 		if b.arrived != b.charged {

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// A fault is what is wrong with a provider.
+// A fault is a way in which a provider fails.
 type fault int32
 
 const (
-	none        fault = iota
-	breakingOff       // half of the streams break off
-	busy              // 429 with a Retry-After
-	failing           // 200, and an error as the first event
-	silent            // takes requests and says nothing
-	down              // 503
+	none       fault = iota
+	truncating       // cuts off half of the streams
+	busy             // 429 with a Retry-After
+	failing          // 200, and an error as the first event
+	hanging          // accepts requests and does not respond
+	down             // 503
 )
 
-// A provider is a made-up API that answers with a stream of words.
+// A provider is a fake API that responds with a stream of words.
 type provider struct {
 	*httptest.Server
 	fault atomic.Int32
@@ -37,18 +37,18 @@ func newProvider(seed uint64) *provider {
 }
 
 func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var asked struct{ Length int }
-	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil {
+	var request struct{ Length int }
+	if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
-	breaksAt := -1
+	cutAt := -1
 	switch fault(p.fault.Load()) {
-	case breakingOff:
+	case truncating:
 		random := rand.New(rand.NewPCG(p.seed, p.calls.Add(1)))
 		if random.IntN(2) == 0 {
-			breaksAt = asked.Length / 2
+			cutAt = request.Length / 2
 		}
 	case busy:
 		w.Header().Set("Retry-After", "1")
@@ -58,7 +58,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "event: error\ndata: overloaded\n\n")
 		return
-	case silent:
+	case hanging:
 		<-r.Context().Done()
 		return
 	case down:
@@ -67,8 +67,8 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Provider", r.Header.Get("Provider"))
-	for i := range asked.Length {
-		if i == breaksAt {
+	for i := range request.Length {
+		if i == cutAt {
 			panic(http.ErrAbortHandler)
 		}
 		if _, err := io.WriteString(w, "data: word\n\n"); err != nil {
