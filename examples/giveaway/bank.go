@@ -11,7 +11,7 @@ import (
 
 const paymentTable = `CREATE TABLE payment (id text PRIMARY KEY, division integer, cents integer)`
 
-// A bank pays out. It applies each command once, however often and late it comes.
+// A bank pays winners. It applies each command once, even if the command arrives repeatedly or late.
 type bank struct{ db *sql.DB }
 
 func (b *bank) pay(ctx context.Context, p *Payout) error {

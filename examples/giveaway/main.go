@@ -1,11 +1,11 @@
-// Giveaway gives exactly 100.00 away in each of 100 divisions, 0.01 a winner,
-// from four processes at once that are killed at random. The balance of a
-// division changes under optimistic locking, in the transaction that starts the
-// saga of the payment; a payment that the bank refuses goes back into it.
+// Giveaway pays exactly 100.00 in each of 100 divisions, 0.01 per winner, from four processes that
+// run in parallel and are killed at random. The transaction that starts a payment's saga also changes
+// the balance of the division, under optimistic locking. If the bank declines a payment, the saga
+// returns the money to the balance.
 //
 //	go run ./examples/giveaway            # in a SQLite file
 //	go run ./examples/giveaway -dsn postgres://postgres@127.0.0.1:5432/postgres
-//	go run ./examples/giveaway -shard     # once more, spread by division: fewer retries
+//	go run ./examples/giveaway -shard     # a second time, sharded by division: fewer retries
 package main
 
 import (
@@ -26,13 +26,13 @@ import (
 const divisions, prize = 100, 100_00 // cents
 
 var (
-	dsn    = flag.String("dsn", "", "a PostgreSQL (postgres://...); empty: a temporary SQLite file")
-	batch  = flag.Int("batch", 2000, "how many winners one payment is for at most")
-	shard  = flag.Bool("shard", false, "then do it again: each process prefers a quarter of the divisions")
-	worker = flag.Int("worker", -1, "not for you: the number of a process")
+	dsn    = flag.String("dsn", "", "a PostgreSQL URL (postgres://...); empty means a temporary SQLite file")
+	batch  = flag.Int("batch", 2000, "the maximum number of winners per payment")
+	shard  = flag.Bool("shard", false, "run a second time; each process then prefers a quarter of the divisions")
+	worker = flag.Int("worker", -1, "internal: the number of a worker process")
 )
 
-// A Payout is one claim: what the winners of a division get together.
+// A Payout is one payment to some of a division's winners.
 type Payout struct {
 	ID              string
 	Division, Cents int
@@ -40,7 +40,7 @@ type Payout struct {
 
 func payout(b *bank) *saga.Saga[Payout] {
 	return &saga.Saga[Payout]{Name: "payout", Steps: []saga.Step[Payout]{{
-		Name: "hold", // was done by the transaction that started the saga
+		Name: "hold", // the transaction that starts the saga has already reduced the balance
 		Do:   func(context.Context, *Payout) error { return nil },
 		UndoTx: func(ctx context.Context, tx *sql.Tx, p *Payout) error {
 			const add = `UPDATE division SET balance = balance + $1, version = version + 1 WHERE id = $2`
@@ -50,7 +50,7 @@ func payout(b *bank) *saga.Saga[Payout] {
 	}, {Name: "pay", Attempts: -1, Do: b.pay, Undo: b.takeBack}}}
 }
 
-// claim starts the payout of a part of what a division has left.
+// claim starts a payout from the remaining balance of a division.
 func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.Saga[Payout]) error {
 	p := Payout{ID: fmt.Sprintf("payout-%016x", rand.Uint64())}
 	var balance, version int
@@ -66,7 +66,7 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 		if err != nil {
 			return err
 		}
-		if n, err := res.RowsAffected(); err != nil || n == 0 { // another was faster: again
+		if n, err := res.RowsAffected(); err != nil || n == 0 { // another process was faster: count a retry
 			_, conflict := tx.ExecContext(ctx, `UPDATE division SET retries = retries + 1 WHERE id = $1`, p.Division)
 			return errors.Join(err, conflict)
 		}
@@ -74,18 +74,17 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 	})
 }
 
-// work claims payouts and runs them until ctx ends, together with those that a
-// killed process has left.
+// work starts payouts until ctx is done. It runs them, and also those of killed processes.
 func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond,
-		MaxTakeovers: -1, // no process lives long here: that says nothing against a saga
+		MaxTakeovers: -1, // processes are killed on purpose, so a takeover does not mean that a saga is broken
 	})
 	payouts := payout(&bank{db})
 	saga.Register(runner, payouts)
 	go func() {
 		for ctx.Err() == nil {
-			if err := claim(ctx, db, runner, payouts); err != nil { // nothing left, or the database is busy
+			if err := claim(ctx, db, runner, payouts); err != nil { // no balance is left, or the database is busy
 				time.Sleep(10 * time.Millisecond)
 			}
 		}
@@ -93,7 +92,7 @@ func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	check(runner.Run(ctx))
 }
 
-// give gives everything away, while it kills a process now and then.
+// give pays all balances while it kills a random process from time to time.
 func give(sharded bool) {
 	source, drop := create(*dsn)
 	defer drop()
@@ -124,7 +123,7 @@ func give(sharded bool) {
 		check(db.QueryRow("SELECT sum(cents) FROM payment WHERE division = $1", i).Scan(&cents))
 		fmt.Printf("%3d: %d.%02d%s", i, cents/100, cents%100, map[bool]string{true: "\n", false: "  "}[i%10 == 9])
 		if cents != prize {
-			log.Fatalf("\ndivision %d has given %d cents, not %d", i, cents, prize)
+			log.Fatalf("\ndivision %d has paid %d cents, not %d", i, cents, prize)
 		}
 	}
 	var claims, retries int

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMain runs the tests or, where a test starts it again, the program, which
-// starts itself again too.
+// TestMain runs the tests. If a test or a worker process has started the test binary, it runs the
+// program instead.
 func TestMain(m *testing.M) {
 	if os.Getenv("GIVEAWAY") != "" {
 		main()
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// requireExact runs the program: every division gives exactly 100.00.
+// requireExact runs the program and checks that every division pays exactly 100.00.
 func requireExact(t *testing.T, args ...string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append(args, "-batch", "8000")...)

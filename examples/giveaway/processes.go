@@ -8,13 +8,13 @@ import (
 	"os/exec"
 )
 
-// processes are those that give away: this program, started again.
+// processes are the workers: this program, started again.
 type processes [4]*exec.Cmd
 
-// start starts a process in the place of another, which it kills.
+// start kills worker i, if it runs, and starts it again.
 func (p *processes) start(i int, source string, sharded bool) {
 	p.kill(i)
-	prefers := 0 // everybody's first choice is the same
+	prefers := 0 // all workers prefer the same divisions
 	if sharded {
 		prefers = i
 	}
@@ -26,7 +26,7 @@ func (p *processes) start(i int, source string, sharded bool) {
 	p[i] = cmd
 }
 
-// kill ends a process with no chance to do anything.
+// kill kills worker i without a chance to clean up.
 func (p *processes) kill(i int) {
 	if p[i] != nil {
 		check(p[i].Process.Kill())
@@ -34,7 +34,7 @@ func (p *processes) kill(i int) {
 	}
 }
 
-// whileParentLives returns a ctx that ends with the pipe to this process.
+// whileParentLives returns a ctx that is canceled when the parent process ends.
 func whileParentLives() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }()
