@@ -1,5 +1,5 @@
-// Cache keeps the prices of a shop, which are in SQLite, in memory; with
-// -redis it starts a second process, and the two see each other's updates.
+// Cache caches the prices of a shop, which are stored in SQLite. With -redis it starts a second
+// process, and each process sees the other's updates.
 //
 //	go run ./examples/cache [-redis 127.0.0.1:6379]
 package main
@@ -67,7 +67,7 @@ func (s *shop) get(item string) price {
 	return p
 }
 
-// await returns when the price is cents, and prints how long ago it was set.
+// await waits until the price is cents, and prints the time since it was set.
 func (s *shop) await(who, item string, cents int64) {
 	p := s.get(item)
 	for ; p.Cents < cents; p = s.get(item) {
@@ -77,7 +77,7 @@ func (s *shop) await(who, item string, cents int64) {
 	fmt.Printf("  %s sees %d, set %v ago\n", who, p.Cents, age)
 }
 
-// store returns the cache that the processes share.
+// store returns the store that the processes share.
 func store(addr, file string) cacheaside.Store {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	return redisstore.New(redisstore.Config{
@@ -88,8 +88,8 @@ func store(addr, file string) cacheaside.Store {
 }
 
 func main() {
-	addr := flag.String("redis", "", "the address of a Redis that two processes share")
-	file := flag.String("file", "", "the database; this is the second process")
+	addr := flag.String("redis", "", "the address of a Redis, for two processes")
+	file := flag.String("file", "", "internal: the database, for the second process")
 	flag.Parse()
 	if *file != "" {
 		second := open(*file, *addr)
@@ -109,7 +109,7 @@ func main() {
 		callers.Go(func() { s.get("coffee") })
 	}
 	callers.Wait()
-	fmt.Printf("1000 callers at once: %d query\n", s.queries.Load())
+	fmt.Printf("1000 concurrent callers: %d query\n", s.queries.Load())
 	if *addr != "" {
 		second := exec.Command(os.Args[0], "-redis", *addr, "-file", shared)
 		second.Stdout, second.Stderr = os.Stdout, os.Stderr
@@ -125,7 +125,7 @@ func main() {
 	fmt.Printf("after an update: %d cents\n", s.get("coffee").Cents)
 	check(s.prices.Expire(context.Background(), "coffee"))
 	check(s.db.Close())
-	fmt.Printf("out of date, and the database is gone: still %d cents\n", s.get("coffee").Cents)
+	fmt.Printf("expired, and the database is closed: still %d cents\n", s.get("coffee").Cents)
 	check(s.prices.Close())
 }
 

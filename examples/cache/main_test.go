@@ -20,9 +20,9 @@ func run(t *testing.T, args ...string) string {
 
 func TestOneProcess(t *testing.T) {
 	out := run(t)
-	require.Contains(t, out, "1000 callers at once: 1 query\n")
+	require.Contains(t, out, "1000 concurrent callers: 1 query\n")
 	require.Contains(t, out, "after an update: 120 cents\n")
-	require.Contains(t, out, "the database is gone: still 120 cents\n")
+	require.Contains(t, out, "the database is closed: still 120 cents\n")
 }
 
 func TestTwoProcesses(t *testing.T) {
