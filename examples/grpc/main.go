@@ -41,7 +41,7 @@ func run(ctx context.Context, out io.Writer) {
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
 
-	// Built once, shared by all calls of the service.
+	// Create policies once; all calls to the service share them.
 	retries := retry.New(retry.Config{
 		Attempts: 3,
 		Backoff:  retry.Exponential(10*time.Millisecond, time.Second),
@@ -63,18 +63,18 @@ func run(ctx context.Context, out io.Writer) {
 	defer conn.Close()
 	client := userspb.NewUsersClient(conn)
 
-	fmt.Fprintln(out, "A Get that fails twice is repeated, because users.proto declares it idempotent:")
+	fmt.Fprintln(out, "A Get that fails twice is retried, because users.proto declares it idempotent:")
 	fail(2)
 	user, err := client.Get(ctx, &userspb.GetRequest{Id: 1})
 	check(err)
 	fmt.Fprintf(out, "  user %d is %s\n", user.GetId(), user.GetName())
 
-	fmt.Fprintln(out, "A Create is not:")
+	fmt.Fprintln(out, "A Create is not retried:")
 	fail(1)
 	_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	fmt.Fprintf(out, "  %v\n", err)
 
-	fmt.Fprintln(out, "An open stream is not repeated, and holds a slot for streams. Its status is its result:")
+	fmt.Fprintln(out, "An open stream is not retried, and holds a slot for streams. Its status is its result:")
 	fail(1)
 	for range 2 {
 		stream, err := client.List(ctx, &userspb.ListRequest{})
@@ -87,16 +87,16 @@ func run(ctx context.Context, out io.Writer) {
 	}
 
 	fmt.Fprintln(out, "A client that is too fast waits for the time that the server returns:")
-	begun := time.Now()
+	start := time.Now()
 	for range 20 {
 		_, err := client.Get(ctx, &userspb.GetRequest{Id: 1})
 		check(err)
 	}
-	fmt.Fprintf(out, "  20 calls, waited: %v\n", time.Since(begun) > 50*time.Millisecond)
+	fmt.Fprintf(out, "  20 calls, waited: %v\n", time.Since(start) > 50*time.Millisecond)
 
 	fmt.Fprintln(out, "A server that is down is not called:")
 	fail(1000)
-	time.Sleep(100 * time.Millisecond) // the limit of the server refills
+	time.Sleep(100 * time.Millisecond) // the server's limit refills
 	for range 6 {
 		_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	}

@@ -1,8 +1,7 @@
-// Package userspb is the service of the example for resiliencegrpc.
+// Package userspb is the service of the gRPC example.
 package userspb
 
-// The .pb.go files are committed, so that the example runs without protoc. To make them
-// anew:
+// The .pb.go files are committed, so the example runs without protoc. To regenerate them:
 //
 //	go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 //	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
