@@ -1,9 +1,9 @@
-// Observed shows policies in OpenTelemetry: their metrics for Prometheus to scrape, their
-// spans and metrics sent by OTLP, and a log whose lines have the ids of their traces.
+// Observed exports policies to OpenTelemetry: metrics for Prometheus, spans and metrics by OTLP, and
+// a log with trace IDs.
 //
 //	go run ./examples/observed                                     # prints some metrics at the end
 //	go run ./examples/observed -for 1h                             # scrape http://127.0.0.1:9464/metrics
-//	go run ./examples/observed -otlp http://127.0.0.1:4318 -for 1h # to a collector, too
+//	go run ./examples/observed -otlp http://127.0.0.1:4318 -for 1h # also to a collector
 package main
 
 import (
@@ -41,9 +41,9 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-var addr = flag.String("addr", "127.0.0.1:9464", "where /metrics is served")
-var otlp = flag.String("otlp", "", "the URL of a collector that spans and metrics are sent to; empty: none")
-var lasts = flag.Duration("for", 2*time.Second, "how long the load runs")
+var addr = flag.String("addr", "127.0.0.1:9464", "the address of /metrics")
+var otlp = flag.String("otlp", "", "the URL of a collector for spans and metrics; empty means none")
+var lasts = flag.Duration("for", 2*time.Second, "the duration of the load")
 
 func main() {
 	flag.Parse()
@@ -59,7 +59,7 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	logger := slog.New(withTrace{slog.NewTextHandler(out, nil)})
 
-	// The policies, and all that it takes to observe them.
+	// The policies, and their observation.
 	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(10 * time.Millisecond)})
 	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 3, OpenFor: 50 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2, MaxWait: time.Second})
@@ -88,7 +88,7 @@ func run(ctx context.Context, out io.Writer) error {
 	if err := show(out, "http://"+listener.Addr().String()+"/metrics"); err != nil {
 		return err
 	}
-	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // what has not been sent yet
+	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // sends the remaining data
 }
 
 // providers sets up the SDK, as every program with OpenTelemetry does.
@@ -103,7 +103,7 @@ func providers(ctx context.Context) (*metric.MeterProvider, *sdktrace.TracerProv
 		sdktrace.NewTracerProvider(sdktrace.WithBatcher(spans)), errors.Join(err, err2)
 }
 
-// withTrace adds the ids of the span in ctx to each line of the log.
+// withTrace adds the IDs of the span in ctx to each log record.
 type withTrace struct{ slog.Handler }
 
 func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
@@ -113,7 +113,7 @@ func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// load asks a backend that is down for a while in the middle.
+// load sends requests to a backend that fails for a while.
 func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{
 		{Kind: faults.Latency, Delay: 2 * time.Millisecond},
@@ -127,12 +127,12 @@ func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			_ = resp.Body.Close()
 		} else if !resilience.Refused(err) {
-			logger.ErrorContext(ctx, "no answer", "err", err)
+			logger.ErrorContext(ctx, "request failed", "err", err)
 		}
 	}
 }
 
-// show prints the lines of the breaker and of the calls.
+// show prints the metrics of the breaker and of the calls.
 func show(out io.Writer, url string) error {
 	resp, err := http.Get(url)
 	if err != nil {

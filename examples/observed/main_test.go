@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A page is a strings.Builder for several goroutines.
+// A page is a strings.Builder that is safe for concurrent use.
 type page struct {
 	mu   sync.Mutex
 	text strings.Builder
