@@ -1,10 +1,10 @@
-// Reload changes the settings of policies that run under load, without a failed call:
-// from a file that is read again on SIGHUP, and from Redis, which is asked every 100 ms
-// (the pattern External Configuration Store).
+// Reload changes the settings of policies under load, without a failed call: from a file that is
+// read on SIGHUP, and from Redis, which is polled every 100 ms (the pattern External Configuration
+// Store).
 //
-//	go run ./examples/reload                          # a file of its own, edited by itself
-//	go run ./examples/reload -redis 127.0.0.1:6379    # and a key in Redis
-//	go run ./examples/reload -file my.json -for 1h    # edit it, and kill -HUP the program
+//	go run ./examples/reload                          # a temporary file that the program edits
+//	go run ./examples/reload -redis 127.0.0.1:6379    # also a key in Redis
+//	go run ./examples/reload -file my.json -for 1h    # edit the file, and kill -HUP the program
 package main
 
 import (
@@ -33,9 +33,9 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-var file = flag.String("file", "", "settings to read on SIGHUP; empty: the example writes some itself")
-var addr = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty: none")
-var lasts = flag.Duration("for", 3*time.Second, "how long the load runs")
+var file = flag.String("file", "", "the settings to read on SIGHUP; empty means a temporary file")
+var addr = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty means none")
+var lasts = flag.Duration("for", 3*time.Second, "the duration of the load")
 
 func main() {
 	flag.Parse()
@@ -44,8 +44,8 @@ func main() {
 	stop()
 }
 
-// run returns how many calls were made and how many failed.
-func run(ctx context.Context, out io.Writer) (made, failed int64) {
+// run returns the number of calls, and the number of failed calls.
+func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 	ctx, cancel := context.WithTimeout(ctx, *lasts)
 	defer cancel()
 	retries := retry.New(retry.Config{Name: "users", Attempts: 3})
@@ -57,7 +57,7 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 
 	changed := func(from string, report registry.Report, err error) {
 		if err != nil {
-			_, _ = fmt.Fprintf(out, "%s: nothing was changed:\n%v\n", from, err)
+			_, _ = fmt.Fprintf(out, "%s: nothing changed:\n%v\n", from, err)
 		} else if len(report) > 0 {
 			_, _ = fmt.Fprintf(out, "%s:\n%s\n", from, report)
 		}
@@ -89,13 +89,13 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 			changed("redis", report, err)
 		})
 	})
-	made, failed = load(ctx, resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap))
-	_, _ = fmt.Fprintf(out, "%d calls made, %d failed; the settings at the end:\n%s", made, failed, reg.Settings())
-	return made, failed
+	calls, failed = load(ctx, resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap))
+	_, _ = fmt.Fprintf(out, "%d calls, %d failed; final settings:\n%s", calls, failed, reg.Settings())
+	return calls, failed
 }
 
-// poll calls apply with what a key in Redis holds each time that it has changed. While Redis
-// cannot be reached, the settings stay as they are.
+// poll calls apply with the value of a key in Redis whenever it has changed. While Redis is down, the
+// settings do not change.
 func poll(ctx context.Context, addr string, apply func(settings string)) {
 	db := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	defer func() { _ = db.Close() }()
@@ -110,7 +110,8 @@ func poll(ctx context.Context, addr string, apply func(settings string)) {
 	}
 }
 
-// edit plays the operator: a faster rate and more slots, a file with mistakes, and fewer.
+// edit acts as an operator: it writes a higher rate and more slots, then a file with mistakes, then
+// fewer slots.
 func edit(ctx context.Context, file string) {
 	for _, settings := range []string{
 		`{"throttle/users": {"Rate": 2000, "Burst": 40}, "bulkhead/users": {"Limit": 16}}`,
@@ -131,15 +132,15 @@ func edit(ctx context.Context, file string) {
 	}
 }
 
-// load makes calls until ctx ends, and lets those under way finish.
+// load calls until ctx is done, and then waits for the calls in flight.
 func load(ctx context.Context, guarded resilience.Middleware) (int64, int64) {
 	call := guarded(func(context.Context) error { time.Sleep(time.Millisecond); return nil })
-	var made, failed atomic.Int64
+	var calls, failed atomic.Int64
 	var callers sync.WaitGroup
 	for range 32 {
 		callers.Go(func() {
 			for ctx.Err() == nil {
-				made.Add(1)
+				calls.Add(1)
 				if err := call(context.WithoutCancel(ctx)); err != nil {
 					failed.Add(1)
 				}
@@ -147,5 +148,5 @@ func load(ctx context.Context, guarded resilience.Middleware) (int64, int64) {
 		})
 	}
 	callers.Wait()
-	return made.Load(), failed.Load()
+	return calls.Load(), failed.Load()
 }

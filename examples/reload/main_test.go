@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A page is a bytes.Buffer for several goroutines.
+// A page is a strings.Builder that is safe for concurrent use.
 type page struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -33,7 +33,7 @@ func TestReload(t *testing.T) {
 	for _, want := range []string{
 		"bulkhead/users.Limit: 4 -> 16\n",
 		"throttle/users.Rate: 500 -> 2000\n",
-		"nothing was changed",
+		"nothing changed",
 		`breaker/users: OpenFor: is 45: must be a duration in quotes, such as "1.5s"`,
 		"breaker/users: Failure: breaker.Config has no such field",
 		"bulkhead/user: no such policy is registered",
