@@ -12,16 +12,16 @@ import (
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
-// A phase is a stretch of the backend's life.
+// A phase is a period with the same faults.
 type phase struct {
 	Name    string
 	Lasts   time.Duration
-	Outage  bool          // nothing useful can come back
-	Workers int           // requests worked on at once; more wait their turn
+	Outage  bool          // no request can be answered
+	Workers int           // concurrent requests; further requests wait
 	Faults  []faults.Plan // of every request in the phase
 }
 
-// badHalfMinute is the life of the backend, compressed.
+// badHalfMinute has the phases of the backend. They are compressed into ten seconds.
 var badHalfMinute = []phase{
 	{Name: "healthy", Lasts: 1500 * time.Millisecond, Workers: many, Faults: answersIn(5 * time.Millisecond)},
 	{Name: "30% errors", Lasts: 1500 * time.Millisecond, Workers: many,
@@ -36,18 +36,17 @@ var badHalfMinute = []phase{
 	{Name: "healthy again", Lasts: 1500 * time.Millisecond, Workers: many, Faults: answersIn(5 * time.Millisecond)},
 }
 
-const many = 100_000 // more workers than there are ever requests
+const many = 100_000 // more than the number of requests
 
 func answersIn(d time.Duration) []faults.Plan {
 	return []faults.Plan{{Kind: faults.Latency, Delay: d}}
 }
 
-// failing is a share of the requests that are answered with 503.
+// failing answers a share of the requests with 503.
 func failing(share float64) faults.Plan { return faults.Plan{Kind: faults.Status, Share: share} }
 
-// A backend is a real HTTP server on loopback that serves products and lives
-// through phases. Each client has one of its own, so that neither suffers from
-// what the other does to it.
+// A backend is an HTTP server on loopback that serves products, with faults that change from phase to
+// phase. Each client has its own backend, so the clients do not affect each other.
 type backend struct {
 	*httptest.Server
 	script  *faults.Script
@@ -55,8 +54,7 @@ type backend struct {
 	now     atomic.Int32 // the index of the phase
 }
 
-// newBackend starts a backend that counts the requests that reach it in tallies, one for
-// each phase.
+// newBackend starts a backend that counts its requests in tallies, one per phase.
 func newBackend(seed uint64, tallies []*tally) *backend {
 	b := &backend{
 		script:  faults.New(faults.Config{Enabled: true, Seed: seed}),
@@ -74,7 +72,7 @@ func newBackend(seed uint64, tallies []*tally) *backend {
 	return b
 }
 
-// enter begins the phase of index i.
+// enter starts phase i.
 func (b *backend) enter(i int) error {
 	if err := b.workers.Update(func(c *bulkhead.Config) { c.Limit = badHalfMinute[i].Workers }); err != nil {
 		return err

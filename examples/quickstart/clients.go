@@ -16,14 +16,13 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// newPlain returns an ordinary client with a sensible timeout.
+// newPlain returns a client without policies, with a timeout.
 func newPlain(base http.RoundTripper) *http.Client {
 	return &http.Client{Transport: base, Timeout: time.Second}
 }
 
-// newResilient returns a client whose transport carries the policies, in the
-// order that the README explains, and falls back on the last answer known. It
-// adds the policies to reg.
+// newResilient returns a client whose transport has the policies in the order that the README
+// recommends, and falls back on the last known answer. It adds the policies to reg.
 func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "products"})
 	retries := retry.New(retry.Config{
@@ -48,8 +47,8 @@ func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 	return &http.Client{Transport: &lastKnown{next: transport}, Timeout: time.Second}
 }
 
-// A lastKnown answers with the last good answer of a URL, which is the same for everybody, when
-// there is no other.
+// A lastKnown returns the last good response of a URL if a request fails. All callers get the same
+// response.
 type lastKnown struct {
 	next http.RoundTripper
 	good sync.Map // []byte by URL

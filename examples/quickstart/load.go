@@ -19,7 +19,7 @@ const (
 	products       = 40
 )
 
-// A side is one client with the backend that it talks to, and what came of it.
+// A side is one client with its backend and its results.
 type side struct {
 	name     string
 	client   *http.Client
@@ -28,12 +28,12 @@ type side struct {
 	inFlight atomic.Int64
 
 	mu      sync.Mutex
-	changes []breaker.Event // of its breaker
+	changes []breaker.Event // of the client's breaker
 }
 
 // A tally counts what happened in one phase.
 type tally struct {
-	running      atomic.Int64 // calls that have begun and not ended
+	running      atomic.Int64 // calls in flight
 	reached      atomic.Int64 // requests that reached the backend
 	maxInFlight  atomic.Int64
 	maxGoroutine atomic.Int64
@@ -42,13 +42,13 @@ type tally struct {
 	calls []call
 }
 
-// A call is what became of one call, whatever it took to make it.
+// A call is the result of one call, including its retries.
 type call struct {
 	answered, stale bool
 	took            time.Duration
 }
 
-// newSide returns a side whose client newClient makes, on a transport of its own.
+// newSide returns a side whose client newClient creates on a separate transport.
 func newSide(name string, seed uint64, newClient func(http.RoundTripper) *http.Client) *side {
 	s := &side{name: name}
 	for range badHalfMinute {
@@ -61,11 +61,11 @@ func newSide(name string, seed uint64, newClient func(http.RoundTripper) *http.C
 
 func (s *side) close() {
 	s.client.CloseIdleConnections()
-	s.backend.CloseClientConnections() // of requests that hang
+	s.backend.CloseClientConnections() // ends requests that hang
 	s.backend.Close()
 }
 
-// wire is the last stop before the network. It counts what is in flight.
+// wire is the innermost transport. It counts the requests in flight.
 type wire struct {
 	base http.RoundTripper
 	side *side
@@ -77,9 +77,9 @@ func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.base.RoundTrip(req)
 }
 
-// load makes the calls of every phase, callsPerSecond of them, for products
-// that the seed chooses, and waits until all have ended. It does not wait for
-// one call before the next is due: users do not, either. It ends early with ctx.
+// load starts callsPerSecond calls per second in every phase, for products that the seed selects, and
+// waits until all calls have ended. Calls start on time even if earlier calls have not ended: users do
+// not wait for each other. If ctx is done, load stops early.
 func (s *side) load(ctx context.Context, seed uint64, start time.Time) {
 	luck := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
@@ -98,8 +98,8 @@ func (s *side) load(ctx context.Context, seed uint64, start time.Time) {
 	}
 }
 
-// warmUp asks for each product once, before anything is counted: a service that
-// has just started is not what this shows.
+// warmUp requests each product once before the measurement, because a service usually does not start
+// with an empty cache.
 func (s *side) warmUp() {
 	for product := range products {
 		s.call(product)
@@ -121,7 +121,7 @@ func (s *side) call(product int) (c call) {
 	return c
 }
 
-// forget lets a side begin anew.
+// forget removes the results of a side.
 func (s *side) forget() {
 	s.mu.Lock()
 	s.changes = nil
@@ -148,7 +148,7 @@ func raise(most *atomic.Int64, n int64) {
 	}
 }
 
-// A summary is a tally in figures: what -json prints for a phase or for all.
+// A summary has the results of one phase or of all phases, as -json prints them.
 type summary struct {
 	Calls           int     `json:"calls"`
 	Answered        int     `json:"answered"` // fresh or stale

@@ -1,14 +1,12 @@
-// Quickstart shows over real HTTP what the policies of this module change. A
-// backend on loopback lives through a bad half minute, compressed into ten
-// seconds; the same calls are made twice, side by side: through a plain
-// http.Client and through one whose transport carries retry, breaker, throttle,
-// bulkhead, timeout and a cached fallback.
+// Quickstart shows the effect of policies over real HTTP. For ten seconds, a backend on loopback has
+// errors, is overloaded, hangs and is down. Two clients send it the same requests: a plain http.Client,
+// and a client whose transport has retry, breaker, throttle, bulkhead, timeout and a cached fallback.
 //
 //	go run ./examples/quickstart [-seed n] [-json]
 //	go run ./examples/quickstart -serve 127.0.0.1:8080
 //
-// With -serve it repeats that, and serves a page with both sides, drawn live, and
-// the console of the policies.
+// With -serve, the program repeats this. It serves a live page with both clients, and the console of
+// the policies.
 package main
 
 import (
@@ -21,9 +19,9 @@ import (
 )
 
 func main() {
-	seed := flag.Uint64("seed", 1, "chooses the calls and the backend's errors; the same seed repeats them")
+	seed := flag.Uint64("seed", 1, "seed for the calls and the backend's errors")
 	asJSON := flag.Bool("json", false, "print one JSON object; answered counts fresh and stale answers")
-	address := flag.String("serve", "", "repeat it, and show it live at this address, such as 127.0.0.1:8080")
+	address := flag.String("serve", "", "repeat, and serve a live page at this address, such as 127.0.0.1:8080")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -39,7 +37,7 @@ func main() {
 	}
 }
 
-// A report is what -json prints.
+// A report is the output of -json.
 type report struct {
 	Plain     summary       `json:"plain"`
 	Resilient summary       `json:"resilient"`
@@ -71,7 +69,7 @@ func show(ctx context.Context, seed uint64, asJSON bool, out *os.File) error {
 	return e.Encode(s.report())
 }
 
-// report returns what is known of the present run.
+// report returns the results of the current run so far.
 func (s *scenario) report() report {
 	r := report{Plain: summarize(s.plain.tallies...), Resilient: summarize(s.resilient.tallies...)}
 	for i, p := range badHalfMinute {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// A picture shows both sides, phase by phase: drawn over and over in a terminal;
-// elsewhere each phase once, when its last call has ended.
+// A picture prints both sides, phase by phase. On a terminal it is redrawn. Elsewhere each phase is
+// printed once, after its last call.
 type picture struct {
 	w    io.Writer
 	live bool
 	*scenario
 	start time.Time
 	drawn int // lines on the screen
-	shown int // phases that have been written, where it is not live
+	shown int // phases that have been printed, if not live
 }
 
 func newPicture(f *os.File, s *scenario) *picture {
@@ -28,7 +28,7 @@ func newPicture(f *os.File, s *scenario) *picture {
 const header = "phase          client     calls answered  stale failed" +
 	"      p50      p99  backend in flight goroutines\n"
 
-// update shows what is known while phase i goes on.
+// update prints the results so far, during phase i.
 func (p *picture) update(i int) {
 	if p.live {
 		p.draw(p.table(i))
@@ -43,7 +43,7 @@ func (p *picture) update(i int) {
 	}
 }
 
-// over reports whether every call of phase i, which is past, has ended.
+// over reports whether every call of the past phase i has ended.
 func (p *picture) over(i int) bool {
 	for _, s := range p.sides {
 		if s.tallies[i].running.Load() > 0 {
@@ -53,7 +53,7 @@ func (p *picture) over(i int) bool {
 	return true
 }
 
-// finish shows everything: the table, the breaker's changes, and what it means.
+// finish prints the table, the breaker's changes, and the verdict.
 func (p *picture) finish() {
 	last := len(badHalfMinute) - 1
 	if p.live {
@@ -119,9 +119,9 @@ func (p *picture) breaker() string {
 
 func verdict(plain, resilient summary, plainOutage, resilientOutage int64) string {
 	share := func(s summary) float64 { return 100 * float64(s.Answered) / float64(max(s.Calls, 1)) }
-	return fmt.Sprintf("Of the same %d calls the plain client answered %.1f %%, "+
-		"the resilient one %.1f %% (%d of them stale); "+
-		"its p99 was %.0f ms instead of %.0f ms, and in the outage it sent the backend %d requests instead of %d.",
+	return fmt.Sprintf("Of the same %d calls, the plain client answered %.1f%%, "+
+		"and the client with policies %.1f%% (%d of them stale). "+
+		"Its p99 was %.0f ms instead of %.0f ms. During the outage it sent the backend %d requests instead of %d.",
 		plain.Calls, share(plain), share(resilient), resilient.Stale, resilient.P99, plain.P99,
 		resilientOutage, plainOutage)
 }

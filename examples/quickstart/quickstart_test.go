@@ -16,8 +16,7 @@ import (
 	"github.com/go-resilience/resilience/console"
 )
 
-// TestQuickstartShowsTheDifference runs it as -json does and holds what does not
-// depend on how fast the machine is.
+// TestQuickstartShowsTheDifference checks only results that do not depend on the machine's speed.
 func TestQuickstartShowsTheDifference(t *testing.T) {
 	var r report
 	require.NoError(t, json.Unmarshal([]byte(output(t, true)), &r))
@@ -51,7 +50,7 @@ func TestQuickstartDrawsPlainLinesIntoAFile(t *testing.T) {
 	require.True(t, strings.HasSuffix(text, ".\n"))
 }
 
-// TestQuickstartServesBothSides holds what the page of -serve draws.
+// TestQuickstartServesBothSides checks the data that the page of -serve draws.
 func TestQuickstartServesBothSides(t *testing.T) {
 	t.Parallel()
 	s := newScenario(7)

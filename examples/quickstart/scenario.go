@@ -14,14 +14,14 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// A scenario is the bad half minute, for a plain client and a resilient one.
+// A scenario runs the phases for the plain client and the client with policies.
 type scenario struct {
 	plain, resilient *side
 	sides            []*side            // both
 	policies         *registry.Registry // of the resilient client
 }
 
-// newScenario starts the backends. The seed chooses their errors.
+// newScenario starts the backends. The seed selects their errors.
 func newScenario(seed uint64) *scenario {
 	s := &scenario{policies: registry.New()}
 	s.plain = newSide("plain", seed, newPlain)
@@ -52,12 +52,12 @@ func (s *scenario) close() {
 	s.resilient.close()
 }
 
-// run lets both sides live through the bad half minute at the same time, from the
-// beginning, and calls each with the index of the phase, ten times a second. The seed
-// chooses the calls. It ends early with ctx, and may be called again when it has returned.
+// run runs all phases for both sides at the same time, and calls each with the index of the phase ten
+// times a second. The seed selects the calls. If ctx is done, run stops early. After it has returned,
+// it may be called again.
 //
-// Each goroutine carries the name of its side, so that those of the clients can be
-// told apart in the goroutine profile.
+// Each goroutine has the name of its side as a label. With the labels, countGoroutines can count the
+// goroutines of each side.
 func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) error {
 	for _, side := range s.sides {
 		if err := side.backend.enter(0); err != nil {
@@ -103,8 +103,7 @@ func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) e
 	return nil
 }
 
-// outage returns how many requests reached the backend of a side while nothing
-// useful could come back.
+// outage returns the number of requests that the backend received during outages.
 func (s *side) outage() (requests int64) {
 	for i, p := range badHalfMinute {
 		if p.Outage {
@@ -114,7 +113,7 @@ func (s *side) outage() (requests int64) {
 	return requests
 }
 
-// sleepUntil waits until a time, and reports whether ctx has not ended before it.
+// sleepUntil waits until t and returns true. If ctx is done earlier, it returns false.
 func sleepUntil(ctx context.Context, t time.Time) bool {
 	timer := time.NewTimer(time.Until(t))
 	defer timer.Stop()
@@ -128,7 +127,7 @@ func sleepUntil(ctx context.Context, t time.Time) bool {
 
 var labeled = regexp.MustCompile(`(?m)^(\d+) @.*\n# labels: \{"side":"(\w+)"\}`)
 
-// countGoroutines keeps the most goroutines of each side, until over is closed.
+// countGoroutines records the maximum number of goroutines of each side until over is closed.
 func countGoroutines(sides []*side, over <-chan struct{}) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -17,7 +17,7 @@ import (
 
 const (
 	sliceTime = 200 * time.Millisecond
-	remembers = 160 // slices: three times the bad half minute
+	remembers = 160 // slices: about three runs
 )
 
 //go:embed page
@@ -30,7 +30,7 @@ func serve(ctx context.Context, address string, seed uint64) error {
 	policies := console.New(s.policies, console.Config{
 		Name:  "quickstart",
 		Show:  console.Show{Errors: true},
-		Allow: func(*http.Request, console.Operation) error { return nil }, // it is there to be played with
+		Allow: func(*http.Request, console.Operation) error { return nil }, // every visitor may act: this is a demonstration
 	})
 	defer policies.Close()
 	r := newRecorder(s)
@@ -41,7 +41,7 @@ func serve(ctx context.Context, address string, seed uint64) error {
 	server := &http.Server{Handler: pages(r, policies), ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(l) }()
 	defer server.Close()
-	fmt.Printf("http://%s/ shows both sides, http://%s/console/ the policies\n", l.Addr(), l.Addr())
+	fmt.Printf("http://%s/ shows both clients, http://%s/console/ the policies\n", l.Addr(), l.Addr())
 	for ; ; seed++ {
 		if err := s.run(ctx, seed, r.record); ctx.Err() != nil {
 			return nil
@@ -52,8 +52,7 @@ func serve(ctx context.Context, address string, seed uint64) error {
 	}
 }
 
-// pages returns a handler for the page that draws both sides, and the console of the
-// policies.
+// pages returns a handler for the page with both sides, and for the console of the policies.
 func pages(r *recorder, policies http.Handler) http.Handler {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
@@ -66,7 +65,7 @@ func pages(r *recorder, policies http.Handler) http.Handler {
 	return mux
 }
 
-// A recorder keeps what both sides did of late, in slices of time.
+// A recorder stores the recent results of both sides, in slices of time.
 type recorder struct {
 	*scenario
 
@@ -74,15 +73,15 @@ type recorder struct {
 	slices  []slice
 	last    time.Time
 	verdict string
-	seen    map[*tally]int   // calls that are in a slice
-	reached map[*tally]int64 // requests that are in a slice
+	seen    map[*tally]int   // calls that are already in a slice
+	reached map[*tally]int64 // requests that are already in a slice
 }
 
 func newRecorder(s *scenario) *recorder {
 	return &recorder{scenario: s, last: time.Now(), seen: map[*tally]int{}, reached: map[*tally]int64{}}
 }
 
-// A slice is what happened in a fifth of a second or so.
+// A slice has the results of about a fifth of a second.
 type slice struct {
 	Phase     int     `json:"phase"`
 	Seconds   float64 `json:"seconds"`
@@ -90,8 +89,8 @@ type slice struct {
 	Resilient share   `json:"resilient"`
 }
 
-// A share is the part of one side: its calls that ended, by outcome, the p99 of the last
-// second in milliseconds, and what reached the backend.
+// A share has the results of one side in a slice: the calls that ended, by outcome, the p99 of the
+// last second in milliseconds, and the requests that the backend received.
 type share struct {
 	Answered int     `json:"answered"`
 	Stale    int     `json:"stale"`
@@ -103,7 +102,7 @@ type share struct {
 	took []time.Duration
 }
 
-// record adds a slice, if it is time for one.
+// record adds a slice if the last one is old enough.
 func (r *recorder) record(phase int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,12 +132,12 @@ func (r *recorder) record(phase int) {
 	r.slices = r.slices[max(0, len(r.slices)-remembers):]
 }
 
-// take adds to a share what has happened to a tally since the last time.
+// take adds the new results of a tally to a share.
 func (r *recorder) take(t *tally, to *share) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	reached := t.reached.Load()
-	if len(t.calls) < r.seen[t] || reached < r.reached[t] { // another run has begun
+	if len(t.calls) < r.seen[t] || reached < r.reached[t] { // another run has started
 		r.seen[t], r.reached[t] = 0, 0
 	}
 	for _, c := range t.calls[r.seen[t]:] {
@@ -156,7 +155,7 @@ func (r *recorder) take(t *tally, to *share) {
 	r.seen[t], r.reached[t] = len(t.calls), reached
 }
 
-// conclude notes what the run that has just ended came to.
+// conclude records the verdict of the run that has just ended.
 func (r *recorder) conclude() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +163,7 @@ func (r *recorder) conclude() {
 	r.verdict = verdict(plain, resilient, r.plain.outage(), r.resilient.outage())
 }
 
-// ServeHTTP answers with all that the page draws.
+// ServeHTTP responds with the data that the page draws.
 func (r *recorder) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	now := r.report()
 	r.mu.Lock()
@@ -172,7 +171,7 @@ func (r *recorder) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	live := struct {
 		report
 		Slices  []slice `json:"slices"`
-		Last    string  `json:"last"` // of the run before
+		Last    string  `json:"last"` // the verdict of the previous run
 		Shown   int     `json:"shown"`
 		Outages []bool  `json:"outages"`
 	}{now, r.slices, r.verdict, remembers, nil}

@@ -5,10 +5,10 @@ const SVG = "http://www.w3.org/2000/svg", W = 600, H = 92;
 const sides = ["plain", "resilient"];
 
 const charts = [
-  { name: "Answers a second", key: [["good", "fresh"], ["stale", "stale"], ["bad", "failed"]],
+  { name: "Answers per second", key: [["good", "fresh"], ["stale", "stale"], ["bad", "failed"]],
     layers: (s) => [["good", s.answered], ["stale", s.stale], ["bad", s.failed]], rate: true, least: 200 },
   { name: "p99 of the last second, ms", line: (s) => s.p99, least: 100 },
-  { name: "Requests that reach the backend, a second", line: (s) => s.backend, rate: true, least: 100 },
+  { name: "Requests to the backend per second", line: (s) => s.backend, rate: true, least: 100 },
   { name: "In flight", line: (s) => s.in_flight, least: 10 },
 ];
 
@@ -103,11 +103,11 @@ function draw(live) {
       dd.className = values[i][1] ? "worse" : "";
     });
   }
-  document.getElementById("last").textContent = live.last ? "The last time through: " + live.last : "";
+  document.getElementById("last").textContent = live.last ? "The previous run: " + live.last : "";
 }
 
 async function tick() {
-  try { draw(await (await fetch("live")).json()); } catch { /* the program has ended, or is about to begin */ }
+  try { draw(await (await fetch("live")).json()); } catch { /* the program has ended, or is about to start */ }
   setTimeout(tick, 500);
 }
 tick();
