@@ -1,11 +1,9 @@
-// Travel books two trips of three flights and a hotel, each as one saga in a
-// SQLite file. The first hotel is full and another is offered. The second
-// traveler's card is refused, and everything is undone by each company's own
-// rules for refunds.
+// Travel books two trips, each with three flights and a hotel, as sagas in a SQLite file. The second
+// traveler's card is declined, so the bookings are undone; each company has its own rules for refunds.
 //
 //	go run ./examples/travel
-//	go run ./examples/travel -crash return/do   # dies in the middle ...
-//	go run ./examples/travel                    # ... and the next start finishes
+//	go run ./examples/travel -crash return/do   # the process dies during a trip ...
+//	go run ./examples/travel                    # ... and the next process finishes it
 package main
 
 import (
@@ -26,32 +24,32 @@ import (
 )
 
 var (
-	file  = flag.String("db", "travel.db", "the SQLite file; it is removed when all trips have ended")
-	crash = flag.String("crash", "", "die when this command has taken effect and nobody knows it yet:\n"+
-		"outward, onward, return or Hostel, then /do or /undo, or charge/do or ticket/do")
+	file  = flag.String("db", "travel.db", "the SQLite file; it is removed after both trips")
+	crash = flag.String("crash", "", "kill the process when this command has taken effect, before the saga records it:\n"+
+		"outward, onward, return or hotel, then /do or /undo, or charge/do or ticket/do")
 )
 
 // A Trip is the state that the steps share.
 type Trip struct {
-	Card  int // what it is good for
+	Card  int // the limit of the card
 	Price int
 }
 
-// A world is the other side: airlines, hotels and a bank. They keep their books in
-// a database (here in the same file) and know each command by its id.
+// A world has the participants: airlines, a hotel and a bank. They store their books in a database
+// (here in the same file) and recognize each command by its ID.
 type world struct{ db *sql.DB }
 
-// book applies a command once. If -crash names it, the process then dies.
+// book applies a command once. If -crash names the command, the process then dies.
 func (w world) book(ctx context.Context, what string, cents int) error {
 	return w.apply(ctx, what, cents, nil)
 }
 
-// charge takes the price, unless the card is not good for it. The bank then remembers that
-// it has said no, and no attempt of the command that is still under way takes anything.
+// charge charges the price, unless it exceeds the card's limit. Then the bank records that it has
+// declined the command, and no attempt that is still in flight charges the card.
 func (w world) charge(ctx context.Context, t *Trip) error {
 	var declined error
 	if t.Price > t.Card {
-		declined = saga.Void(errors.New("card refused"))
+		declined = saga.Void(errors.New("card declined"))
 	}
 	return w.apply(ctx, "charge", -t.Price, declined)
 }
@@ -72,7 +70,7 @@ func (w world) apply(ctx context.Context, what string, cents int, declined error
 	return err
 }
 
-// reserve is a step that costs something, of which a part is given back.
+// reserve returns a step with a price. If it is undone, refundPercent of the price is refunded.
 func (w world) reserve(name string, cents, refundPercent int) saga.Step[Trip] {
 	return saga.Step[Trip]{
 		Name: name,
@@ -90,12 +88,11 @@ func (w world) reserve(name string, cents, refundPercent int) saga.Step[Trip] {
 }
 
 func (w world) trip() *saga.Saga[Trip] {
-	hotel := w.reserve("Hostel", 9000, 100) // the Ritz has no vacancy
 	return &saga.Saga[Trip]{Name: "trip", Version: 1, Steps: []saga.Step[Trip]{
-		w.reserve("outward", 12000, 100), // one that refunds everything,
-		w.reserve("onward", 8000, 75),    // one that keeps a quarter,
-		w.reserve("return", 5000, 0),     // and a cheap one
-		hotel,
+		w.reserve("outward", 12000, 100),
+		w.reserve("onward", 8000, 75),
+		w.reserve("return", 5000, 0),
+		w.reserve("hotel", 9000, 100),
 		{Name: "charge", Do: w.charge, Pivot: true},
 		{Name: "ticket", Do: func(ctx context.Context, _ *Trip) error { return w.book(ctx, "ticket", 0) }},
 	}}
@@ -115,7 +112,7 @@ func main() {
 	check(err)
 
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to see a takeover soon
+		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to show a takeover soon
 		OnEvent: func(_ context.Context, e saga.Event) {
 			fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)
 			if e.Err != nil {

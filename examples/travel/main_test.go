@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMain runs the tests or, where a test starts it again, the program.
+// TestMain runs the tests. If a test has started the test binary, it runs the program instead.
 func TestMain(m *testing.M) {
 	if os.Getenv("TRAVEL") != "" {
 		main()
@@ -27,12 +27,12 @@ func travel(t *testing.T, args ...string) (string, error) {
 	return string(out), err
 }
 
-// requireEnd checks how both trips have ended: bob's flights cost him what the
+// requireEnd checks the results of both trips. Bob still owes the part of his flights that the
 // companies do not refund.
 func requireEnd(t *testing.T, out string) {
 	t.Helper()
 	require.Contains(t, out, "ada: error <nil>; not paid yet: 0.00\n")
-	require.Contains(t, out, "bob: error saga: trip \"bob\": compensated: step charge: card refused; not paid yet: 70.00\n")
+	require.Contains(t, out, "bob: error saga: trip \"bob\": compensated: step charge: card declined; not paid yet: 70.00\n")
 }
 
 func TestTravel(t *testing.T) {
@@ -41,10 +41,10 @@ func TestTravel(t *testing.T) {
 	requireEnd(t, out)
 }
 
-func TestTravelFinishesAfterACrash(t *testing.T) {
+func TestTravelFinishesAfterCrash(t *testing.T) {
 	for _, point := range []string{
-		"outward/do", "onward/do", "return/do", "Hostel/do", "charge/do", "ticket/do",
-		"Hostel/undo", "return/undo", "onward/undo", "outward/undo",
+		"outward/do", "onward/do", "return/do", "hotel/do", "charge/do", "ticket/do",
+		"hotel/undo", "return/undo", "onward/undo", "outward/undo",
 	} {
 		t.Run(strings.ReplaceAll(point, "/", "-"), func(t *testing.T) {
 			t.Parallel()
