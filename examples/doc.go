@@ -1,14 +1,14 @@
 // Package examples holds programs that run offline: go run ./examples/<name>.
 //
-//	quickstart   the same load through a plain client and through one with policies
-//	gateway      an LLM gateway: streams, tokens, failover, a cooldown, bills
-//	httpserver   tenants with limits, a bulkhead around a slow part, a health endpoint
+//	quickstart   the same load through a plain client and a client with policies
+//	httpserver   a server with limits per tenant, a bulkhead and a health endpoint
 //	grpc         policies around a gRPC client and in its server
-//	cache        a cache in front of SQLite, and with a Redis in two processes
-//	travel       a saga: flights, a hotel, a refused card; it survives a crash
-//	giveaway     many processes give away exactly 100.00, whatever is killed
-//	observed     metrics for Prometheus, traces by OTLP, a log with the ids of traces
+//	cache        a cache for SQLite; with a Redis, in two processes
+//	gateway      an LLM gateway: streams, tokens, failover, a cooldown, bills
+//	travel       a saga that survives a crash: flights, a hotel, a declined card
+//	giveaway     a saga that pays exactly 100.00 while processes are killed
 //	outbox       messages that are published if a transaction commits; dead letters
-//	consumer     a queue of NATS or RabbitMQ, whose broker must be there
+//	consumer     a consumer of NATS or RabbitMQ; it needs a broker
+//	observed     metrics for Prometheus, traces by OTLP, a log with trace IDs
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
 package examples
