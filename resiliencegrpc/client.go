@@ -170,9 +170,10 @@ type call struct {
 	method string                                 // "/users.v1.Users/Get"
 	send   func(context.Context, *evidence) error // makes one attempt
 
-	succeeded bool         // an attempt has succeeded, and no other may follow
-	final     error        // the error of every further attempt; nil if another attempt may be sent
-	last      *StatusError // the error of the latest failed attempt
+	succeeded bool            // an attempt has succeeded, and no other may follow
+	final     error           // the error of every further attempt; nil if another attempt may be sent
+	last      *StatusError    // the error of the latest failed attempt
+	wrong     *wrongCallError // the error of an attempt that was wrong in itself; usually nil
 }
 
 type callKey struct{}
@@ -180,6 +181,9 @@ type callKey struct{}
 // run runs the policies under ctx and returns the error that the caller gets.
 func (c *call) run(ctx context.Context) error {
 	err := c.client.policies(context.WithValue(ctx, callKey{}, c))
+	if c.wrong != nil {
+		c.wrong.decided.Store(true)
+	}
 	switch {
 	case c.succeeded:
 		return nil
@@ -194,6 +198,8 @@ func (c *call) run(ctx context.Context) error {
 	case *StatusError:
 		return e.Err // as gRPC returned it
 	case *notMadeError:
+		return e.Err
+	case *wrongCallError:
 		return e.Err
 	}
 	return withStatus(c.ctx, err, false)
@@ -234,14 +240,19 @@ func attempt(ctx context.Context) error {
 		e.worth = yes // only the attempt's own timeout has passed
 	}
 	neverSent := sent.neverSent()
-	if e.may = neverSent || c.client.Replayable(c.ctx, c.method); !e.may {
-		c.final = retry.Permanent(e)
+	e.may = neverSent || c.client.Replayable(c.ctx, c.method)
+	err = e
+	if st := e.GRPCStatus(); e.local {
+		c.wrong = &wrongCallError{StatusError: e}
+		err = c.wrong
+	} else if neverSent && (endedInWait(st) || isOwnShortage(st)) {
+		err = &notMadeError{e}
+	}
+	if !e.may {
+		c.final = retry.Permanent(err)
 		return c.final
 	}
-	if st := e.GRPCStatus(); neverSent && (endedInWait(st) || isOwnShortage(st)) {
-		return &notMadeError{e}
-	}
-	return e
+	return err
 }
 
 // isDone reports whether ctx has ended. If the deadline of ctx has passed, ctx has ended: gRPC often returns

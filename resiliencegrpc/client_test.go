@@ -711,3 +711,59 @@ func TestStatusError(t *testing.T) {
 		require.Equal(t, c.answered, resilience.Answered(seen), "%v", c.err)
 	}
 }
+
+// A call that is wrong in itself neither closes nor opens a breaker, and its caller does not get a refusal.
+func TestWrongCallIsNoResult(t *testing.T) {
+	invalid := &testpb.Message{Text: "\xff"} // not UTF-8
+	withInvalid := func(ctx context.Context) context.Context { return metadata.AppendToOutgoingContext(ctx, "x", "\x00") }
+	for name, call := range map[string]func(context.Context, testpb.TestClient) error{
+		"metadata": func(ctx context.Context, c testpb.TestClient) error {
+			_, err := c.Create(withInvalid(ctx), hello)
+			return err
+		},
+		"metadata of a stream": func(ctx context.Context, c testpb.TestClient) error {
+			return drainList(c.Run(withInvalid(ctx), hello))
+		},
+		"message": func(ctx context.Context, c testpb.TestClient) error {
+			_, err := c.Create(ctx, invalid)
+			return err
+		},
+		"message of an idempotent call": func(ctx context.Context, c testpb.TestClient) error {
+			_, err := c.Get(ctx, invalid)
+			return err
+		},
+	} {
+		for _, wraps := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b, attempts := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second}), 0
+					wrap := func(next resilience.Func) resilience.Func {
+						return func(ctx context.Context) error {
+							err := next(ctx)
+							if err != nil && wraps {
+								err = fmt.Errorf("wrapped: %w", err)
+							}
+							return err
+						}
+					}
+					count := func(next resilience.Func) resilience.Func {
+						return func(ctx context.Context) error { attempts++; return next(ctx) }
+					}
+					s := &service{}
+					client := inBubble(t, s, resiliencegrpc.Client{
+						Middleware: resilience.Chain(wrap, twice().Wrap, b.Wrap, count),
+					})
+					b.Trip(errors.New("down"), time.Second)
+					time.Sleep(time.Second)
+					err := call(t.Context(), client)
+					requireCode(t, codes.Internal, err)
+					require.False(t, resilience.Refused(err))
+					require.Equal(t, wraps, resilience.Answered(err), "gRPC's error has no method")
+					require.Equal(t, 1, attempts)
+					require.Zero(t, s.calls.Load())
+					require.Equal(t, breaker.HalfOpen, b.State())
+				})
+			})
+		}
+	}
+}

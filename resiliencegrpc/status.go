@@ -3,6 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
@@ -23,6 +24,9 @@ import (
 //	UNKNOWN, INTERNAL, DATA_LOSS           failed
 //	CANCELED, if the ctx has ended         ignored
 //	RESOURCE_EXHAUSTED and every other     answered: the server works
+//
+// Policies ignore a call that is wrong in itself, such as a call whose metadata cannot be sent or whose message cannot
+// be encoded.
 //
 // A RetryInfo detail or the trailer grpc-retry-pushback-ms makes any of these worth another attempt after the given
 // time. If there are both, the longer time counts. A negative pushback means that no attempt is worthwhile. All of
@@ -149,6 +153,20 @@ func (e *notMadeError) Refused() bool { return true }
 
 // Unwrap returns the StatusError.
 func (e *notMadeError) Unwrap() error { return e.StatusError }
+
+// A wrongCallError is the error of a call that is wrong in itself, such as a call with metadata that cannot be sent.
+// The policies see it as a refusal, which they do not count: as an answer, it would close the breaker of a server that
+// is down. The caller gets it as an answer, because a saga repeats a refused call until it is made.
+type wrongCallError struct {
+	*StatusError
+	decided atomic.Bool // the policies have returned
+}
+
+// Refused reports whether the policies have not returned yet.
+func (e *wrongCallError) Refused() bool { return !e.decided.Load() }
+
+// Unwrap returns the StatusError.
+func (e *wrongCallError) Unwrap() error { return e.StatusError }
 
 // answers reports whether a server that returns the code works.
 func answers(code codes.Code) bool {
