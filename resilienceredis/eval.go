@@ -25,8 +25,9 @@ import (
 // ClusterClient with ContextTimeoutEnabled needs one until its first reply, because it ignores ctx while it learns
 // which commands its servers have. So client should have ContextTimeoutEnabled.
 //
-// client should also have MaxRetries: -1, so that a script does not run again if its answer was lost. If the connection ends, a ClusterClient still runs the
-// script again, up to MaxRedirects times. Then a call of a fleet has taken its tokens twice.
+// client should also have MaxRetries: -1, so that a script does not run again if its answer was lost. If the
+// connection ends, a ClusterClient still runs the script again, up to MaxRedirects times. Then a call of a fleet has
+// taken its tokens twice.
 //
 // After an error that is not a reply, such as a refused connection, Eval makes a ClusterClient reload the state of
 // its cluster in the background. Without Eval, a ClusterClient reloads the state once a minute. Until then, it would

@@ -239,8 +239,8 @@ func (c *controller) sample(latency float64, how result) {
 	c.cohort.all.add(latency, wait)
 }
 
-// cutOff adds a sample for the work of a call that was cut off for lack of time after the call had ended. The latency of
-// the work is not known. The sample gets at least the mean latency of the cohort. A shorter latency would make the
+// cutOff adds a sample for the work of a call that was cut off for lack of time after the call had ended. The latency
+// of the work is not known. The sample gets at least the mean latency of the cohort. A shorter latency would make the
 // usual latency too short. If neither the mean nor the base is known, cutOff adds no sample.
 func (c *controller) cutOff() {
 	if all := &c.cohort.all; c.base.known || all.n > 0 {
