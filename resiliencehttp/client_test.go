@@ -998,7 +998,7 @@ func TestClientUnderEverything(t *testing.T) {
 	})
 }
 
-func ExampleNewTransport() {
+func ExampleClientTransport_Policies() {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "paid")
 	}))

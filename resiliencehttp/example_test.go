@@ -52,6 +52,143 @@ func ExampleTransport() {
 	// Output: 200 OK after 3 requests: at last
 }
 
+// A client whose requests to each host have retries, a breaker, a bulkhead and limits of time.
+func ExampleNewClient() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "hello")
+	}))
+	defer server.Close()
+
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "greetings"})
+	resp, err := client.Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close() // it returns the request's slot
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Printf("%s: %s\n", resp.Status, body)
+	// Output: 200 OK: hello
+}
+
+// SDKs take the transport, and its groups reach the policies of a host.
+func ExampleNewTransport() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer server.Close()
+
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "users"})
+	sdk := &http.Client{Transport: transport}
+	resp, err := sdk.Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_ = resp.Body.Close()
+	b, _ := transport.Breakers.Get(server.Listener.Addr().String())
+	fmt.Println(resp.Status, b.State(), b.Stats().Succeeded)
+	// Output: 404 Not Found closed 1
+}
+
+// A request without an http.Client, whose redirects are not followed.
+func ExampleClientTransport_RoundTrip() {
+	server := httptest.NewServer(http.RedirectHandler("/new", http.StatusFound))
+	defer server.Close()
+
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "pages"})
+	req, err := http.NewRequest(http.MethodGet, server.URL, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_ = resp.Body.Close()
+	fmt.Println(resp.Status, resp.Header.Get("Location"))
+	// Output: 302 Found /new
+}
+
+// A Transport without policies returns the response to the request that Prepare has signed.
+func ExampleTransport_RoundTrip() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("Signature"))
+	}))
+	defer server.Close()
+
+	transport := &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
+		r.Header.Set("Signature", "signed "+r.URL.Path)
+		return nil
+	}}
+	req, err := http.NewRequest(http.MethodGet, server.URL+"/orders", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Println(string(body))
+	// Output: signed /orders
+}
+
+// A GET goes to the second server if the first one fails.
+func ExampleFailover() {
+	down := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	defer down.Close()
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "from the second")
+	}))
+	defer up.Close()
+
+	to := func(server *httptest.Server) http.RoundTripper {
+		return &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
+			r.URL.Host, r.Host = server.Listener.Addr().String(), ""
+			return nil
+		}}
+	}
+	client := &http.Client{Transport: resiliencehttp.Failover(to(down), to(up))}
+	resp, err := client.Get("http://orders.example/")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Println(string(body))
+	// Output: from the second
+}
+
+// A request that finds no slot is refused.
+func ExampleServer_Bulkhead() {
+	slots := bulkhead.New(bulkhead.Config{Name: "reports", Limit: 1})
+	server := resiliencehttp.Server{BodyIdle: 10 * time.Second}
+	handler := server.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "a report")
+	}))
+	get := func() int {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		return w.Code
+	}
+	fmt.Println(get())
+	done, _ := slots.Begin(context.Background())
+	fmt.Println(get())
+	done(nil)
+	// Output:
+	// 200
+	// 503
+}
+
 // Each client of a server has a limit of its own, by its address.
 func ExampleServer_ThrottleBy() {
 	clients := throttle.NewGroup(throttle.GroupConfig[string]{
