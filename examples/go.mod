@@ -29,6 +29,7 @@ require (
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
+	github.com/felixge/httpsnoop v1.1.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/go-viper/mapstructure/v2 v2.5.0 // indirect
@@ -84,4 +85,8 @@ replace github.com/go-resilience/resilience/resilienceredis => ../resilienceredi
 
 replace github.com/go-resilience/resilience/console => ../console
 
-require github.com/go-resilience/resilience/console v0.0.0-00010101000000-000000000000
+require (
+	github.com/go-resilience/resilience/console v0.0.0-00010101000000-000000000000
+	go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp v0.72.0
+	golang.org/x/oauth2 v0.37.0
+)
