@@ -501,8 +501,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 
 func TestEventsHaveKeyAndName(t *testing.T) {
 	var log eventLog
-	var c *cacheaside.Cache[int, int]
-	c = cacheaside.New(cacheaside.Config[int, int]{
+	c := cacheaside.New(cacheaside.Config[int, int]{
 		Name: "users",
 		Load: func(_ context.Context, k int) (int, error) {
 			if k == 2 {
@@ -512,7 +511,7 @@ func TestEventsHaveKeyAndName(t *testing.T) {
 		},
 	})
 	c.Observe(func(ctx context.Context, e cacheaside.Event) {
-		_ = c.Invalidate(ctx, 99) // a hook may call the cache
+		_ = c.Invalidate(ctx, 99) // an observer may call the cache
 		log.add(ctx, e)
 	})
 	defer c.Close()

@@ -940,7 +940,7 @@ func TestGetManySharesAnswers(t *testing.T) {
 	})
 }
 
-// A hook that ends its goroutine ends the load: keys that had an old value by then have none.
+// An observer that ends its goroutine ends the load: keys that had an old value by then have none.
 func TestGoexitInObserverOfBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failing atomic.Bool

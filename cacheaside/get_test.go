@@ -39,7 +39,7 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 		require.Equal(t, 1, mustGet(t, c, 1)) // kept
 		require.Equal(t, int32(2), loads.Load())
 
-		// A load under way may have read before the call.
+		// A load in flight may have read before the call.
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		go func() { _, _ = c.Get(t.Context(), 1) }()
 		time.Sleep(time.Millisecond)

@@ -488,7 +488,7 @@ func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 	})
 }
 
-// A change that is under way when Close begins either returns ErrClosed or is made: this is for the race
+// A change that is in flight when Close begins either returns ErrClosed or is made: this is for the race
 // detector.
 func TestChangesDuringClose(t *testing.T) {
 	c := cacheaside.New(config{Load: identity})

@@ -317,7 +317,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 	})
 }
 
-// A hook that does not return delays only its own goroutine.
+// An observer that does not return delays only its own goroutine.
 func TestHangingObserverDelaysNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // more than one per shard

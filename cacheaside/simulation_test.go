@@ -15,7 +15,7 @@ import (
 )
 
 // TestCacheSimulation runs one to three processes over a Store that loses, delays and
-// reorders calls and answers, with writes and invalidations while loads are under way, and
+// reorders calls and answers, with writes and invalidations while loads are in flight, and
 // subscriptions that are lost and found. No Get is older than what was promised to it. When
 // the troubles are over every call ends long before LoadTimeout, with a bounded number of
 // calls of the Store, and every process reads what is committed.
@@ -198,7 +198,7 @@ func (f *fair) some() *stall { return f.processes[f.Choose(len(f.processes))] }
 
 func (f *fair) key() int { return f.Choose(f.keys) }
 
-// begin notes that an operation is under way, until done is called.
+// begin notes that an operation is in flight, until done is called.
 func (f *fair) begin(what string) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -198,7 +198,7 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 	})
 }
 
-// A load that has its result is no longer late, however long a hook takes.
+// A load that has its result is no longer late, however long an observer takes.
 func TestSoftTimeoutDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{

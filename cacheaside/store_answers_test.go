@@ -168,7 +168,7 @@ func TestCallersDoNotPoll(t *testing.T) {
 	})
 }
 
-// A caller may leave in the moment in which the Store answers that a write is under way: this is for the
+// A caller may leave in the moment in which the Store answers that a write is in flight: this is for the
 // race detector.
 func TestCallerCancelsAtFence(t *testing.T) {
 	for range 100 {

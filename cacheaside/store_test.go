@@ -79,7 +79,7 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 	})
 }
 
-// A load under way is not kept if another process invalidates its key, neither in the
+// A load in flight is not kept if another process invalidates its key, neither in the
 // Store nor in memory. Neither is a value that was read before the subscription began.
 func TestMessagesInvalidateFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
