@@ -589,7 +589,7 @@ func TestChildThatStartsLateDoesNothing(t *testing.T) {
 		synctest.Wait()
 		require.True(t, st.waits.Load())
 		st.cut.Store(true)
-		_, err = st.Store.Cancel(t.Context(), "order-1", "ill")
+		_, err = st.Store.Post(t.Context(), store.PostRequest{ID: "order-1", Payload: []byte("ill"), Cancel: true})
 		require.NoError(t, err)
 		other, _ := begin(t, st.Store, saga.RunnerConfig{Name: "other"}, sg)
 		_, err = result[trip](t.Context(), other, "order-1")
@@ -703,12 +703,14 @@ func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
 // A countingReads counts the reads of children, and how often their parent is woken.
 type countingReads struct {
 	store.Store
-	loads, listed, hastened atomic.Int64
+	loads, listed, woken atomic.Int64
 }
 
-func (s *countingReads) Hasten(ctx context.Context, id string) error {
-	s.hastened.Add(1)
-	return s.Store.Hasten(ctx, id)
+func (s *countingReads) Post(ctx context.Context, req store.PostRequest) (store.Record, error) {
+	if !req.Cancel {
+		s.woken.Add(1)
+	}
+	return s.Store.Post(ctx, req)
 }
 
 func (s *countingReads) Load(ctx context.Context, id string) (store.Record, error) {
@@ -820,7 +822,8 @@ func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
 			})
 			require.NoError(t, err)
-			require.NoError(t, st.Hasten(t.Context(), rec.Parent))
+			_, err = st.Post(t.Context(), store.PostRequest{ID: rec.Parent})
+			require.NoError(t, err)
 		}
 		begun := time.Now()
 		startOrder(t, r, sg)
@@ -905,7 +908,7 @@ func TestChildrenThatTurnBackCostLittle(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensated, in.Status)
 		require.EqualValues(t, 2*len(list), st.loads.Load(), "and once more by Cancel")
-		require.EqualValues(t, 1, st.hastened.Load())
+		require.EqualValues(t, 1, st.woken.Load())
 	})
 }
 
@@ -999,7 +1002,7 @@ func TestChildThatHasBegun(t *testing.T) {
 				requireCompleted(t, r, "order-1")
 				return
 			}
-			_, err := st.Cancel(t.Context(), "order-1", "ill")
+			_, err := st.Post(t.Context(), store.PostRequest{ID: "order-1", Payload: []byte("ill"), Cancel: true})
 			require.NoError(t, err)
 			blind := &unread{Store: st}
 			r, _ := begin[trip](t, blind, saga.RunnerConfig{OnEvent: silent}, sg)

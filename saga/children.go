@@ -280,8 +280,8 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 		}
 	}
 	// The holder may have looked already, and be about to write the parent back: the store remembers.
-	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks later all the same
+	if _, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent}); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // it looks later all the same
 	}
 	r.Wake()
 }

@@ -191,11 +191,11 @@ type hard struct {
 	fails int
 }
 
-func (s *hard) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (s *hard) Messages(ctx context.Context, id string) ([]store.Message, error) {
 	if s.fails--; s.fails >= 0 {
 		return nil, errDown
 	}
-	return s.Store.Signals(ctx, id)
+	return s.Store.Messages(ctx, id)
 }
 
 // TestSignalsAreReadAgainSoon when that has failed, and less and less often.

@@ -81,7 +81,7 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	if r.show(&rec).pivotDone() {
 		return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
 	}
-	rec, err = r.store.Cancel(ctx, id, storable(note))
+	rec, err = r.store.Post(ctx, store.PostRequest{ID: id, Payload: []byte(storable(note)), Cancel: true})
 	if err != nil {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
 	}

@@ -454,12 +454,14 @@ func TestCancelAfterThePivot(t *testing.T) {
 			return ctx.Err()
 		}
 		sg := sequence(step("flight"), charge, tickets, step("receipt"))
-		store := saga.NewMemory()
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		st := saga.NewMemory()
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		synctest.Wait()
 		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
-		_, err := store.Cancel(t.Context(), "trip-1", "it was not seen that it is late")
+		_, err := st.Post(t.Context(), store.PostRequest{
+			ID: "trip-1", Payload: []byte("it was not seen that it is late"), Cancel: true,
+		})
 		require.NoError(t, err)
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)

@@ -625,7 +625,7 @@ func (h *hold) follow() {
 		if !h.readSignals(h.now()) {
 			continue
 		}
-		d := h.decide(false)
+		d := h.decide(h.m, false)
 		h.accept(&d)
 		if d.changed {
 			h.record(&d)
@@ -642,8 +642,9 @@ func (h *hold) follow() {
 	}
 }
 
-// decide returns what to do next. idle means that no attempt can begin now.
-func (h *hold) decide(idle bool) Decision {
+// decide returns what to do next with m: with the latest snapshot, or with a copy of it if the decision may not be
+// accepted. idle means that no attempt can begin now.
+func (h *hold) decide(m *machine, idle bool) Decision {
 	h.in.Now = h.now()
 	h.in.runner.lease, h.in.runner.idle, h.in.runner.stops = h.r.cfg.LeaseTTL, idle, h.r.isDraining()
 	h.mu.Lock()
@@ -652,7 +653,7 @@ func (h *hold) decide(idle bool) Decision {
 	if note != nil {
 		h.in.runner.cancel, h.rec.CancelNote = note, *note
 	}
-	return h.m.clone().decide(&h.in)
+	return m.decide(&h.in)
 }
 
 // accept makes a decision the latest snapshot, and reports the attempts that it counted.
@@ -689,7 +690,7 @@ func (h *hold) load() {
 		}
 		return
 	}
-	d := h.decide(false)
+	d := h.decide(h.m, false)
 	h.accept(&d)
 	req := h.request(&d)
 	if !readable {
@@ -708,7 +709,7 @@ func (h *hold) readSignals(now time.Time) bool {
 	}
 	for since := time.Now(); !h.isLost(); h.pause(since) {
 		ctx, cancel := h.storeCtx()
-		list, err := h.r.store.Signals(ctx, h.rec.ID)
+		list, err := h.r.store.Messages(ctx, h.rec.ID)
 		cancel()
 		if err != nil {
 			h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
@@ -740,7 +741,7 @@ func (h *hold) giveUp(err error) {
 		err = failed
 	}
 	h.in = Input{runner: runnerInput{doubt: true, stick: err}}
-	d := h.decide(false)
+	d := h.decide(h.m, false)
 	h.accept(&d)
 	_ = h.write(h.request(&d), true)
 }
@@ -900,7 +901,7 @@ func (h *hold) end(d *Decision) {
 // waitInTx waits while an attempt has a transaction, which may be the only one that can write: it commits what there
 // is to record. Until then the answers of other attempts wait.
 func (h *hold) waitInTx() {
-	d := h.decide(true) // to find out which attempts are useless; it is not accepted
+	d := h.decide(h.m.clone(), true) // to find out which attempts are useless; it is not accepted
 	h.end(&d)
 	h.wait(d.deadline)
 	if h.open != nil {
@@ -975,7 +976,7 @@ func (h *hold) commitOpen() {
 	h.open, h.inTx = nil, false
 	defer t.cancel(nil) // this rolls tx back, unless it has ended
 	answer := &h.in.Answers[slices.IndexFunc(h.in.Answers, func(a Answer) bool { return a.Step == t.Step })]
-	d := h.decide(false)
+	d := h.decide(h.m.clone(), false)
 	done := slices.ContainsFunc(d.answers, func(a Answer) bool { return a.Step == t.Step && a.Outcome == OutcomeDone })
 	if !done || h.isLost() {
 		_ = t.tx.Rollback()

@@ -670,7 +670,7 @@ func TestCancellationOfAParkedSagaTakesEffect(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			if req.Log[0].Kind == "parked" {
-				_, err := g.Store.Cancel(ctx, req.ID, "just now")
+				_, err := g.Store.Post(ctx, store.PostRequest{ID: req.ID, Payload: []byte("just now"), Cancel: true})
 				assert.NoError(t, err)
 			}
 			return g.Store.Commit(ctx, req)

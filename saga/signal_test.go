@@ -301,7 +301,7 @@ func TestSignalAtTheMomentOfParking(t *testing.T) {
 		sg := sequence(awaits("paid"))
 		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
 		st.before = func() {
-			_, err := st.Signal(t.Context(), store.SignalRequest{ID: "trip-1", Name: "paid"})
+			_, err := st.Post(t.Context(), store.PostRequest{ID: "trip-1", Name: "paid"})
 			require.NoError(t, err)
 		}
 		begun := time.Now()
@@ -425,7 +425,7 @@ func TestSagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 		require.ErrorContains(t, signal("sent"), "it is stuck on its way back")
 		require.ErrorIs(t, signalTx("sent"), saga.ErrNotAllowed)
 		require.ErrorContains(t, signalTx("send"), "no step of trip version 1 awaits it")
-		list, err := store.Signals(t.Context(), "trip-1")
+		list, err := store.Messages(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Len(t, list, 2)
 	})
@@ -447,7 +447,7 @@ func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 			require.ErrorIs(t, err, saga.ErrStuck)
 		}
 		require.ErrorIs(t, r.Signal(t.Context(), "trip-1", "paid", nil), saga.ErrNotAllowed)
-		list, err := store.Signals(t.Context(), "trip-1")
+		list, err := store.Messages(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, list)
 		in, err := r.Get(t.Context(), "trip-1")
@@ -462,9 +462,9 @@ type asked struct {
 	before func()
 }
 
-func (a *asked) Signal(ctx context.Context, req store.SignalRequest) (store.Record, error) {
+func (a *asked) Post(ctx context.Context, req store.PostRequest) (store.Record, error) {
 	a.before()
-	return a.Store.Signal(ctx, req)
+	return a.Store.Post(ctx, req)
 }
 
 // A turning store calls before and after around the record that the saga has turned back.
@@ -534,11 +534,11 @@ type deaf struct {
 	down int
 }
 
-func (d *deaf) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (d *deaf) Messages(ctx context.Context, id string) ([]store.Message, error) {
 	if d.down--; d.down >= 0 {
 		return nil, sql.ErrConnDone
 	}
-	return d.Store.Signals(ctx, id)
+	return d.Store.Messages(ctx, id)
 }
 
 func TestOperatorGoesOnWithoutASignal(t *testing.T) {
@@ -566,9 +566,9 @@ type countingSignals struct {
 	reads atomic.Int64
 }
 
-func (s *countingSignals) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (s *countingSignals) Messages(ctx context.Context, id string) ([]store.Message, error) {
 	s.reads.Add(1)
-	return s.Store.Signals(ctx, id)
+	return s.Store.Messages(ctx, id)
 }
 
 // TestSignalsAreReadOnlyWhenTheyMatter: not at each step, nor of a saga that awaits none.

@@ -497,28 +497,26 @@ func (v *village) endsAfterItsChildren(req store.CommitRequest) {
 	}
 }
 
-func (n *node) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
-	err = n.call(ctx, "cancels", id, func() (err error) { rec, err = n.Store.Cancel(context.Background(), id, note); return err })
-	return rec, err
-}
-
 func (n *node) Load(ctx context.Context, id string) (rec store.Record, err error) {
 	err = n.call(ctx, "loads", id, func() (err error) { rec, err = n.Store.Load(context.Background(), id); return err })
 	return rec, err
 }
 
-func (n *node) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
-	err = n.call(ctx, "signals", req.ID, func() (err error) { rec, err = n.Store.Signal(context.Background(), req); return err })
+func (n *node) Post(ctx context.Context, req store.PostRequest) (rec store.Record, err error) {
+	what := "signals"
+	switch {
+	case req.Cancel:
+		what = "cancels"
+	case req.Name == "":
+		what = "wakes"
+	}
+	err = n.call(ctx, what, req.ID, func() (err error) { rec, err = n.Store.Post(context.Background(), req); return err })
 	return rec, err
 }
 
-func (n *node) Signals(ctx context.Context, id string) (list []store.Signal, err error) {
-	err = n.call(ctx, "hears", id, func() (err error) { list, err = n.Store.Signals(context.Background(), id); return err })
+func (n *node) Messages(ctx context.Context, id string) (list []store.Message, err error) {
+	err = n.call(ctx, "hears", id, func() (err error) { list, err = n.Store.Messages(context.Background(), id); return err })
 	return list, err
-}
-
-func (n *node) Hasten(ctx context.Context, id string) error {
-	return n.call(ctx, "hastens", id, func() error { return n.Store.Hasten(context.Background(), id) })
 }
 
 func (n *node) Children(ctx context.Context, req store.ChildrenRequest) (list []store.ChildRecord, err error) {
@@ -606,9 +604,9 @@ func (v *village) excuse(settled []string, n int) {
 // told, too: of two waits, one may always have failed when the operator comes.
 func (v *village) mend(ctx context.Context) {
 	for _, rec := range v.all() {
-		kept, _ := v.store.Signals(ctx, rec.ID)
+		kept, _ := v.store.Messages(ctx, rec.ID)
 		for _, st := range v.stepsOf(rec) {
-			known := slices.ContainsFunc(kept, func(s store.Signal) bool { return s.Name == st.Await })
+			known := slices.ContainsFunc(kept, func(s store.Message) bool { return s.Name == st.Await })
 			if st.Await != "" && !known && (rec.Status == saga.Running || rec.Status == saga.Stuck) {
 				_ = v.operator().runner.Signal(ctx, rec.ID, st.Await, nil)
 			}

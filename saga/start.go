@@ -267,7 +267,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	if err != nil {
 		return err
 	}
-	rec, err := r.store.Signal(ctx, req)
+	rec, err := r.store.Post(ctx, req)
 	if err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
@@ -288,14 +288,14 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 	if err != nil {
 		return err
 	}
-	if _, err := r.tx.SignalTx(ctx, tx, req); err != nil {
+	if _, err := r.tx.PostTx(ctx, tx, req); err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
 	return nil
 }
 
 // signalRequest checks and returns the request of a signal.
-func (r *Runner) signalRequest(id, name string, payload []byte) (req store.SignalRequest, err error) {
+func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostRequest, err error) {
 	if !validName(name) {
 		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
 			quoted(name, maxName), maxName)
@@ -304,7 +304,7 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.Signa
 		return req, fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d",
 			name, len(payload), maxPayload)
 	}
-	return store.SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
+	return store.PostRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
 		p, _ := r.program(rec.Saga, rec.Version) // nil if only another process knows it
 		if why := refuseSignal(show(rec, p), p, name); why != "" {
 			return fmt.Errorf("%w: %s", ErrNotAllowed, why)

@@ -212,13 +212,13 @@ func (m *txMemory) StartTx(ctx context.Context, tx *sql.Tx, req store.StartReque
 	})
 }
 
-func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
+func (m *txMemory) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) (store.Record, error) {
 	rec, err := m.Load(ctx, req.ID)
 	if err != nil {
 		return rec, err
 	}
-	list, err := m.Signals(ctx, req.ID)
-	known := slices.ContainsFunc(list, func(s store.Signal) bool { return s.Name == req.Name })
+	list, err := m.Messages(ctx, req.ID)
+	known := slices.ContainsFunc(list, func(s store.Message) bool { return s.Name == req.Name })
 	if err == nil && !known {
 		err = req.Admit(&rec)
 	}
@@ -226,7 +226,7 @@ func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalReq
 		return rec, err
 	}
 	return rec, m.with(ctx, tx, "signal "+req.ID, func() error {
-		_, err := m.Signal(context.Background(), req)
+		_, err := m.Post(context.Background(), req)
 		return err
 	})
 }

@@ -202,7 +202,9 @@ func (c childless) Children(ctx context.Context, req store.ChildrenRequest) ([]s
 	return c.Store.Children(ctx, req)
 }
 
-func (childless) Hasten(context.Context, string) error { return errDisk }
+func (childless) Post(context.Context, store.PostRequest) (store.Record, error) {
+	return store.Record{}, errDisk
+}
 
 // TestParentThatIsNotToldLooksByItself: what failed is told of.
 func TestParentThatIsNotToldLooksByItself(t *testing.T) {
@@ -222,7 +224,7 @@ func TestParentThatIsNotToldLooksByItself(t *testing.T) {
 		synctest.Wait()
 		mu.Lock()
 		require.Contains(t, told, `saga: children of "order-1": disk full`)
-		require.Contains(t, told, `saga: hasten "order-1": disk full`)
+		require.Contains(t, told, `saga: wake "order-1": disk full`)
 		mu.Unlock()
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)

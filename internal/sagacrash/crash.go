@@ -649,24 +649,24 @@ func (p *process) Children(ctx context.Context, req store.ChildrenRequest) ([]st
 	return p.Store.Children(ctx, req)
 }
 
-func (p *process) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
-	err = p.write("Signal", func() error {
+func (p *process) Post(ctx context.Context, req store.PostRequest) (rec store.Record, err error) {
+	name := "Signal"
+	if req.Name == "" {
+		name = "Hasten"
+	}
+	err = p.write(name, func() error {
 		var err error
-		rec, err = p.Store.Signal(ctx, req)
+		rec, err = p.Store.Post(ctx, req)
 		return err
 	})
 	return rec, err
 }
 
-func (p *process) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (p *process) Messages(ctx context.Context, id string) ([]store.Message, error) {
 	if err := p.read(); err != nil {
 		return nil, err
 	}
-	return p.Store.Signals(ctx, id)
-}
-
-func (p *process) Hasten(ctx context.Context, id string) error {
-	return p.write("Hasten", func() error { return p.Store.Hasten(ctx, id) })
+	return p.Store.Messages(ctx, id)
 }
 
 // A txProcess is a process of a TxStore.
@@ -688,8 +688,8 @@ func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequ
 	return p.tx.StartTx(ctx, tx, req)
 }
 
-func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
-	return p.tx.SignalTx(ctx, tx, req)
+func (p *txProcess) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) (store.Record, error) {
+	return p.tx.PostTx(ctx, tx, req)
 }
 
 func (p *txProcess) CommitTx(

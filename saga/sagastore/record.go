@@ -137,22 +137,25 @@ type Receipt struct {
 	CancelNote      string
 
 	// Woken is set if the request's Release was, and the saga is due now although WakeIn says
-	// later: Cancel, Signal or Hasten has woken it since it was claimed.
+	// later: a Post has woken it since it was claimed.
 	Woken bool
 }
 
-// A SignalRequest asks a Store to keep a signal.
-type SignalRequest struct {
+// A PostRequest asks a Store to keep a message for a saga, or to wake it.
+type PostRequest struct {
 	ID      string // the saga's
-	Name    string
+	Name    string // "" only wakes the saga
 	Payload []byte // opaque to the store
-	// Admit returns an error if the saga must not take a new signal of this name. It
-	// changes nothing, does not use the store, and may be called again. Nil admits it.
+	// Cancel makes Payload the note of a request to turn back. It is kept in the Record, not among the
+	// messages.
+	Cancel bool
+	// Admit returns an error if the saga must not have a new message of this name. It changes nothing,
+	// does not use the store, and may be called again. Nil admits it.
 	Admit func(rec *Record) error
 }
 
-// A Signal is a signal that a Store keeps for a saga, until the saga is deleted.
-type Signal struct {
+// A Message is a signal, which a Store keeps for a saga until the saga is deleted.
+type Message struct {
 	Name    string
 	Payload []byte
 }

@@ -74,33 +74,29 @@ type Store interface {
 	// share one.
 	Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 
-	// Cancel asks the owner of a running saga to turn back. If Status is Running and no
-	// cancellation was requested before, it sets CancelRequested, CancelNote and
-	// UpdatedAt, wakes the record (see Commit), and sets WakeAt to now if Owner is "". Epoch, Seq
-	// and the log stay, so that the owner's
-	// next commit does not fail. Cancel returns the record as it is afterwards, or
-	// ErrNotFound.
-	Cancel(ctx context.Context, id, note string) (Record, error)
+	// Post does one of three things. It returns the record as it is afterwards, or ErrNotFound.
+	//
+	// With Cancel, it asks the owner of a running saga to turn back: if Status is Running and no
+	// cancellation was requested before, it sets CancelRequested, CancelNote (to Payload) and
+	// UpdatedAt, and wakes the record.
+	//
+	// With a Name, it keeps a message for a saga, unless it has one of that name already: the first
+	// payload remains. Before it keeps a new one, Post calls Admit, if that is not nil, with the
+	// record. It returns the error of Admit as it is, and then keeps nothing. A Commit of the saga
+	// comes before the call of Admit, or after the message is kept. If the saga's Status is Running,
+	// the record is woken, even if the message was kept before.
+	//
+	// With neither, it only wakes the record, if its Status is Running or Compensating. It may return
+	// the zero Record, and that the saga does not exist is no error.
+	//
+	// To wake a record means: it is due as soon as it is released (see Commit); and if its Owner is ""
+	// and its WakeAt after now, WakeAt becomes now. Epoch, Seq and the log stay, so that the owner's
+	// next commit does not fail.
+	Post(ctx context.Context, req PostRequest) (Record, error)
 
-	// Signal keeps a signal for a saga, unless it has one of that name already: the first
-	// payload remains. Before it keeps a new one, Signal calls req.Admit, if that is not nil,
-	// with the record. It returns the error of Admit as it is, and then keeps nothing. A
-	// Commit of the saga comes before the call of Admit, or after the signal is kept. If the
-	// saga's Status is Running, the record is woken (see Commit), even if the signal was kept
-	// before; and if its Owner is "" and its WakeAt after now, WakeAt becomes now. Epoch, Seq,
-	// UpdatedAt and the log stay. Signal returns
-	// the record as it is afterwards, or ErrNotFound.
-	Signal(ctx context.Context, req SignalRequest) (Record, error)
-
-	// Signals returns the signals of one saga, by ascending name in byte order. A saga
-	// that does not exist has none. Signals sees every Signal that returned before
-	// Signals was called.
-	Signals(ctx context.Context, id string) ([]Signal, error)
-
-	// Hasten makes a saga due: if its Status is Running or Compensating, the record is woken (see
-	// Commit); and if its Owner is "" and its WakeAt after now, WakeAt becomes now. It changes
-	// nothing else, and nothing of any other saga. That the saga does not exist is no error.
-	Hasten(ctx context.Context, id string) error
+	// Messages returns the messages of one saga, by ascending name in byte order. A saga that does not
+	// exist has none. Messages sees every Post that returned before Messages was called.
+	Messages(ctx context.Context, id string) ([]Message, error)
 
 	// Load returns one record, or ErrNotFound. It sees every write that returned before
 	// Load was called.
@@ -126,7 +122,7 @@ type Store interface {
 	// does not grow with the number of sagas that the request does not admit.
 	Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error)
 
-	// DeleteEnded deletes sagas with their logs and signals, and returns how many: those that
+	// DeleteEnded deletes sagas with their logs and messages, and returns how many: those that
 	// have no Parent and that ended in status at least age ago, up to limit, the oldest first;
 	// and before them, up to limit of each generation, their children that have ended, in
 	// whichever status. If it has deleted limit sagas or more, a later call goes on with the
@@ -184,9 +180,9 @@ type TxStore interface {
 	// exists already must leave tx usable.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
 
-	// SignalTx is Signal inside tx. It neither commits tx nor rolls it back, and sees what
+	// PostTx is Post inside tx. It neither commits tx nor rolls it back, and sees what
 	// tx has written. Until tx ends it may keep the owner of the saga from committing.
-	SignalTx(ctx context.Context, tx *sql.Tx, req SignalRequest) (Record, error)
+	PostTx(ctx context.Context, tx *sql.Tx, req PostRequest) (Record, error)
 
 	// CommitTx is Commit inside tx. It neither commits tx nor rolls it back. It is the
 	// last statement of tx. If another owner has claimed the saga in a newer epoch, it

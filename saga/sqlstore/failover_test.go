@@ -25,7 +25,10 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 			require.True(t, created)
 			return err
 		},
-		"Hasten": func(ctx context.Context, s *sqlstore.Store) error { return s.Hasten(ctx, "a") },
+		"Post": func(ctx context.Context, s *sqlstore.Store) error {
+			_, err := s.Post(ctx, store.PostRequest{ID: "a"})
+			return err
+		},
 		"Heartbeat": func(ctx context.Context, s *sqlstore.Store) error {
 			_, err := s.Heartbeat(ctx, store.HeartbeatRequest{Owner: "o", LeaseTTL: time.Second, Held: []store.Held{{ID: "a", Epoch: 1}}})
 			return err

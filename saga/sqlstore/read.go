@@ -33,12 +33,12 @@ func (s *tables) load(ctx context.Context, q sqldb.Querier, id, how string) (sto
 	return rec, err
 }
 
-func (s *tables) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (s *tables) Messages(ctx context.Context, id string) ([]store.Message, error) {
 	rows, err := s.db.QueryContext(ctx, s.sql(signals), id)
-	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
+	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Message, err error) {
 		return sig, rows.Scan(&sig.Name, &sig.Payload)
 	})
-	return list, wrap("signals", err)
+	return list, wrap("messages", err)
 }
 
 func (s *tables) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {

@@ -368,7 +368,7 @@ func TestErrorsNameTheMethod(t *testing.T) {
 				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Held: make([]store.Held, 1)})
 				return err
 			},
-			"cancel":  func() error { _, err := st.Cancel(ctx, "a", ""); return err },
+			"post":    func() error { _, err := st.Post(ctx, store.PostRequest{ID: "a", Cancel: true}); return err },
 			"load":    func() error { _, err := st.Load(ctx, "a"); return err },
 			"list":    func() error { _, _, err := st.List(ctx, store.Filter{}); return err },
 			"counts":  func() error { _, err := st.Counts(ctx); return err },
@@ -395,7 +395,7 @@ func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
 			go func() {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout)
 				defer cancel()
-				if _, err := st.Cancel(ctx, "a", ""); !errors.Is(err, context.DeadlineExceeded) {
+				if _, err := st.Post(ctx, store.PostRequest{ID: "a", Cancel: true}); !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
 				}
 				took <- time.Since(begun)

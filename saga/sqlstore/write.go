@@ -298,53 +298,41 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 	return renewed, err
 }
 
-func (s *tables) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
-	if !isText(id) {
-		return rec, store.ErrNotFound
-	}
-	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
-		for {
-			if _, err := q.ExecContext(ctx, s.sql(cancel), note, id); err != nil {
-				return err
-			}
-			rec, err = s.load(ctx, q, id, "{lock}")
-			if err != nil || rec.CancelRequested || rec.Status != store.Running {
-				return err
-			} // else it has been started between the two statements
-		}
-	})
-	if err == nil && rec.Owner == "" {
-		_ = s.tell(ctx, s.db)
-	}
-	return rec, wrap("cancel", err)
-}
-
-func (s *tables) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
+func (s *tables) Post(ctx context.Context, req store.PostRequest) (rec store.Record, err error) {
 	var refused error
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
-		rec, refused, err = s.signal(ctx, q, req)
+		rec, refused, err = s.post(ctx, q, req)
 		return err
 	})
 	if err == nil && rec.Owner == "" {
 		_ = s.tell(ctx, s.db)
 	}
-	return rec, cmp.Or(wrap("signal", err), refused)
+	return rec, cmp.Or(wrap("post", err), refused)
 }
 
-func (s *tables) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
-	rec, refused, err := s.signal(ctx, tx, req)
+func (s *tables) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) (store.Record, error) {
+	rec, refused, err := s.post(ctx, tx, req)
 	if err == nil && rec.Owner == "" {
 		err = s.tell(ctx, tx)
 	}
-	return rec, cmp.Or(wrap("signal", err), refused)
+	return rec, cmp.Or(wrap("post", err), refused)
 }
 
-// signal also returns the error of Admit.
-func (s *tables) signal(ctx context.Context, q sqldb.Querier, req store.SignalRequest) (
+// post also returns the error of Admit.
+func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostRequest) (
 	rec store.Record, refused, err error,
 ) {
-	if !isText(req.ID) {
+	switch {
+	case !isText(req.ID) && !req.Cancel && req.Name == "":
+		return rec, nil, nil
+	case !isText(req.ID):
 		return rec, nil, store.ErrNotFound
+	case req.Cancel:
+		rec, err = s.cancel(ctx, q, req.ID, string(req.Payload))
+		return rec, nil, err
+	case req.Name == "":
+		_, err = q.ExecContext(ctx, s.sql(wake+" AND {live}"), req.ID)
+		return rec, nil, err
 	}
 	if err = s.lock(ctx, q); err == nil {
 		rec, err = s.load(ctx, q, req.ID, "{lock}") // its owner cannot commit meanwhile, nor another signal be kept
@@ -373,15 +361,17 @@ func (s *tables) signal(ctx context.Context, q sqldb.Querier, req store.SignalRe
 	return rec, nil, nil
 }
 
-func (s *tables) Hasten(ctx context.Context, id string) error {
-	err := s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
-		_, err := q.ExecContext(ctx, s.sql(wake+" AND {live}"), id)
-		return err
-	})
-	if err == nil {
-		_ = s.tell(ctx, s.db)
+// cancel notes a request to turn back.
+func (s *tables) cancel(ctx context.Context, q sqldb.Querier, id, note string) (rec store.Record, err error) {
+	for {
+		if _, err := q.ExecContext(ctx, s.sql(cancel), note, id); err != nil {
+			return rec, err
+		}
+		rec, err = s.load(ctx, q, id, "{lock}")
+		if err != nil || rec.CancelRequested || rec.Status != store.Running {
+			return rec, err
+		} // otherwise it has been started between the two statements
 	}
-	return wrap("hasten", err)
 }
 
 func (s *tables) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (

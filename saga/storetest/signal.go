@@ -11,9 +11,16 @@ import (
 func (s *suite) signal(name, payload string) store.Record {
 	s.Helper()
 	admit := func(*store.Record) error { return nil }
-	rec, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: admit})
+	rec, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: admit})
 	s.NoError(err)
 	return rec
+}
+
+// wake only wakes a saga.
+func (s *suite) wake(id string) {
+	s.Helper()
+	_, err := s.store.Post(s.ctx, store.PostRequest{ID: id})
+	s.NoError(err)
 }
 
 var errRefused = errors.New("refused")
@@ -29,7 +36,7 @@ func (s *suite) refuse(want store.Record) func(*store.Record) error {
 // signals returns the signals of a saga as "name payload".
 func (s *suite) signals(id string) []string {
 	s.Helper()
-	list, err := s.store.Signals(s.ctx, id)
+	list, err := s.store.Messages(s.ctx, id)
 	s.NoError(err)
 	var texts []string
 	for _, sig := range list {
@@ -49,7 +56,7 @@ func signalOnce(s *suite) {
 	s.Equal([]string{"Packed ", "paid by card \x00\xff"}, s.signals("a"), "the first payload, in byte order")
 	s.same(before, s.load("a"))
 	s.Empty(s.signals("b"))
-	_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "none", Name: "paid"})
+	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "none", Name: "paid"})
 	s.ErrorIs(err, store.ErrNotFound)
 	s.Empty(s.signals("none"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
@@ -88,10 +95,10 @@ func signalRefused(s *suite) {
 	s.signal("paid", "cash")
 	refused := func(want store.Record) {
 		s.Helper()
-		got, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
+		got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
 		s.True(err == errRefused)
 		s.same(want, got)
-		got, err = s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
+		got, err = s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
 		s.NoError(err)
 		s.same(want, got)
 		s.same(want, s.load("a"))
@@ -110,7 +117,7 @@ func signalMany(s *suite) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
+			_, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
 			s.Check(err == nil, "the error is %v", err)
 		})
 	}
@@ -130,7 +137,7 @@ func hasten(s *suite) {
 	park("d", store.Running)
 	held, waits, stuck := s.owned("e", "me", long), s.load("d"), s.load("c")
 	for _, id := range []string{"a", "b", "c", "e", "none"} {
-		s.NoError(s.store.Hasten(s.ctx, id))
+		s.wake(id)
 	}
 	s.same(held, s.load("e"))
 	s.same(waits, s.load("d"))
@@ -138,7 +145,7 @@ func hasten(s *suite) {
 	s.Len(s.claim("me", 10), 2, "a and b")
 
 	before := s.start(request("f")) // due already
-	s.NoError(s.store.Hasten(s.ctx, "f"))
+	s.wake("f")
 	s.same(before, s.load("f"))
 }
 
@@ -148,16 +155,16 @@ func signalTxCommits(s *suite, st store.TxStore) {
 	_, _, err = st.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	for range 2 {
-		rec, err := st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
+		rec, err := st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
 		s.NoError(err)
 		s.Equal("a", rec.ID)
 	}
-	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "packed", Admit: func(rec *store.Record) error {
+	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "packed", Admit: func(rec *store.Record) error {
 		s.Equal("a", rec.ID)
 		return errRefused
 	}})
 	s.True(err == errRefused)
-	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "none", Name: "paid"})
+	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "none", Name: "paid"})
 	s.ErrorIs(err, store.ErrNotFound)
 	s.NoError(tx.Commit())
 	s.Equal([]string{"paid cash"}, s.signals("a"))
@@ -169,7 +176,7 @@ func signalTxRollsBack(s *suite, st store.TxStore) {
 	before := s.commit(req)
 	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "paid"})
+	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "paid"})
 	s.NoError(err)
 	s.NoError(tx.Rollback())
 	s.Empty(s.signals("a"))

@@ -579,7 +579,7 @@ func commitMany(s *suite) {
 		case 1:
 			rec.Epoch++
 		case 2:
-			_, err := s.store.Cancel(s.ctx, rec.ID, "note of "+rec.ID)
+			_, err := s.store.Post(s.ctx, store.PostRequest{ID: rec.ID, Payload: []byte("note of " + rec.ID), Cancel: true})
 			s.NoError(err)
 		}
 		recs = append(recs, rec)
@@ -700,18 +700,21 @@ func commitKeepsLease(s *suite) {
 func commitWoken(s *suite) {
 	for name, wake := range map[string]func(id string) error{
 		"signal": func(id string) error {
-			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
+			_, err := s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
 			return err
 		},
 		"signal that is kept already": func(id string) error {
-			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "early"})
+			_, err := s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "early"})
 			return err
 		},
-		"cancel": func(id string) error { _, err := s.store.Cancel(s.ctx, id, ""); return err },
-		"hasten": func(id string) error { return s.store.Hasten(s.ctx, id) },
+		"cancel": func(id string) error {
+			_, err := s.store.Post(s.ctx, store.PostRequest{ID: id, Cancel: true})
+			return err
+		},
+		"hasten": func(id string) error { _, err := s.store.Post(s.ctx, store.PostRequest{ID: id}); return err },
 	} {
 		s.start(request(name))
-		_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: name, Name: "early"})
+		_, err := s.store.Post(s.ctx, store.PostRequest{ID: name, Name: "early"})
 		s.NoError(err)
 		claim := func(want int) {
 			s.Helper()
@@ -728,7 +731,7 @@ func commitWoken(s *suite) {
 		claim(1) // of the owner that sees what was there before
 		release(long, false)
 		claim(0)
-		s.NoError(s.store.Hasten(s.ctx, name))
+		s.wake(name)
 		claim(1)
 		before := s.load(name)
 		s.NoError(wake(name))
@@ -740,7 +743,7 @@ func commitWoken(s *suite) {
 		claim(1) // and again, the record is not woken any more
 		release(long, false)
 		claim(0)
-		s.NoError(s.store.Hasten(s.ctx, name))
+		s.wake(name)
 		claim(1)
 		s.NoError(wake(name))
 		release(0, false) // it is due in any case
@@ -751,7 +754,7 @@ func commitWoken(s *suite) {
 
 func cancelOwned(s *suite) {
 	rec := s.owned("a", "me", long)
-	got, err := s.store.Cancel(s.ctx, "a", "changed my mind")
+	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("changed my mind"), Cancel: true})
 	s.NoError(err)
 	s.True(got.CancelRequested)
 	s.Equal("changed my mind", got.CancelNote)
@@ -759,7 +762,7 @@ func cancelOwned(s *suite) {
 	s.Equal(rec.Epoch, got.Epoch)
 	s.Equal(rec.Nonce, got.Nonce)
 	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
-	got, err = s.store.Cancel(s.ctx, "a", "again")
+	got, err = s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("again"), Cancel: true})
 	s.NoError(err)
 	s.Equal("changed my mind", got.CancelNote)
 	s.same(got, s.load("a"))
@@ -772,10 +775,10 @@ func cancelOwned(s *suite) {
 	s.NoError(err)
 	s.Equal([]store.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
 
-	_, err = s.store.Cancel(s.ctx, "none", "")
+	_, err = s.store.Post(s.ctx, store.PostRequest{ID: "none", Cancel: true})
 	s.ErrorIs(err, store.ErrNotFound)
 	s.owned("b", "me", long)
-	got, err = s.store.Cancel(s.ctx, "b", "")
+	got, err = s.store.Post(s.ctx, store.PostRequest{ID: "b", Cancel: true})
 	s.NoError(err)
 	s.True(got.CancelRequested, "a note may be empty")
 	s.True(s.load("b").CancelRequested)
@@ -786,7 +789,7 @@ func cancelParked(s *suite) {
 	req.Release, req.WakeIn = true, long
 	s.commit(req)
 	s.Empty(s.claim("me", 1))
-	_, err := s.store.Cancel(s.ctx, "a", "why wait")
+	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("why wait"), Cancel: true})
 	s.NoError(err)
 	recs := s.claim("me", 1)
 	s.Len(recs, 1)
@@ -798,7 +801,7 @@ func cancelEnded(s *suite) {
 	req := commit(s.owned("a", "me", long))
 	req.Status = store.Compensating
 	before := s.commit(req)
-	got, err := s.store.Cancel(s.ctx, "a", "late")
+	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("late"), Cancel: true})
 	s.NoError(err)
 	s.False(got.CancelRequested)
 	s.same(before, got)
@@ -808,9 +811,9 @@ func loadNothing(s *suite) {
 	for _, id := range []string{"none", "no\x00text", "\xff"} { // an id may be of a request
 		_, err := s.store.Load(s.ctx, id)
 		s.ErrorIs(err, store.ErrNotFound)
-		_, err = s.store.Cancel(s.ctx, id, "")
+		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Cancel: true})
 		s.ErrorIs(err, store.ErrNotFound)
-		_, err = s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
+		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
 		s.ErrorIs(err, store.ErrNotFound)
 		log, err := s.store.History(s.ctx, id, 0, 0)
 		s.NoError(err)
@@ -984,7 +987,7 @@ func history(s *suite) {
 func deleteEnded(s *suite) {
 	end := func(id string, status store.Status) {
 		s.start(request(id))
-		_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
+		_, err := s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
 		s.NoError(err)
 		req := commit(s.load(id))
 		req.Status, req.Release = status, true
@@ -1020,7 +1023,7 @@ func deleteEnded(s *suite) {
 	log, err := s.store.History(s.ctx, "first", 0, 0)
 	s.NoError(err)
 	s.Empty(log)
-	signals, err := s.store.Signals(s.ctx, "first")
+	signals, err := s.store.Messages(s.ctx, "first")
 	s.NoError(err)
 	s.Empty(signals)
 	s.EqualValues(1, s.start(request("first")).Seq, "its id is free")
@@ -1061,7 +1064,7 @@ func children(s *suite) {
 	s.end("B", store.Completed)
 	s.end("c", store.Stuck)
 	s.end("d", store.Compensated)
-	_, err := s.store.Cancel(s.ctx, "e", "")
+	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "e", Cancel: true})
 	s.NoError(err)
 	find := func(req store.ChildrenRequest) (texts []string) {
 		list, err := s.store.Children(s.ctx, req)
@@ -1179,13 +1182,14 @@ func endedContext(s *suite) {
 	held := []store.Held{{ID: "a", Epoch: 1}}
 	_, err = s.store.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: held})
 	s.Error(err)
-	_, err = s.store.Cancel(ctx, "a", "")
+	_, err = s.store.Post(ctx, store.PostRequest{ID: "a", Cancel: true})
 	s.Error(err)
-	_, err = s.store.Signal(ctx, store.SignalRequest{ID: "a", Name: "paid"})
+	_, err = s.store.Post(ctx, store.PostRequest{ID: "a", Name: "paid"})
 	s.Error(err)
-	_, err = s.store.Signals(ctx, "a")
+	_, err = s.store.Messages(ctx, "a")
 	s.Error(err)
-	s.Error(s.store.Hasten(ctx, "a"))
+	_, err = s.store.Post(ctx, store.PostRequest{ID: "a"})
+	s.Error(err)
 	_, err = s.store.Children(ctx, store.ChildrenRequest{Parent: "a", Step: "b"})
 	s.Error(err)
 	_, err = s.store.Load(ctx, "a")

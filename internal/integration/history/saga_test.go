@@ -230,20 +230,22 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 		}
 	case n < 15:
 		p.do(client, sagaOp{Kind: "cancel", ID: id}, func(op *sagaOp, _ func()) {
-			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) { return p.store.Cancel(ctx, id, "why") })
+			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) {
+				return p.store.Post(ctx, store.PostRequest{ID: id, Payload: []byte("why"), Cancel: true})
+			})
 			p.settle(op, rec, err)
 		})
 	case n < 17:
 		name, payload := rng.IntN(2), p.owner()
 		p.do(client, sagaOp{Kind: "signal", ID: id, Name: name, Payload: payload}, func(op *sagaOp, _ func()) {
 			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) {
-				return p.store.Signal(ctx, store.SignalRequest{ID: id, Name: string(rune('a' + name)), Payload: []byte(payload)})
+				return p.store.Post(ctx, store.PostRequest{ID: id, Name: string(rune('a' + name)), Payload: []byte(payload)})
 			})
 			p.settle(op, rec, err)
 		})
 	case n < 18:
 		p.look(client, sagaOp{Kind: "signals", ID: id}, func(op *sagaOp) {
-			list, err := attempt(p, func(ctx context.Context) ([]store.Signal, error) { return p.store.Signals(ctx, id) })
+			list, err := attempt(p, func(ctx context.Context) ([]store.Message, error) { return p.store.Messages(ctx, id) })
 			if err == nil {
 				op.Done = "ok"
 			}

@@ -261,7 +261,7 @@ func TestSignalInATransactionWaitsForNoOther(t *testing.T) {
 		tx, err := db.Begin()
 		require.NoError(t, err)
 		defer tx.Rollback()
-		_, err = st.SignalTx(ctx, tx, store.SignalRequest{ID: id, Name: "paid"})
+		_, err = st.PostTx(ctx, tx, store.PostRequest{ID: id, Name: "paid"})
 		require.NoError(t, err, id)
 	}
 }

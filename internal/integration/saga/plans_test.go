@@ -70,7 +70,7 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "order", Step: "parcels", Status: unfinished, Limit: 1})
 				return err
 			},
-			"cancel": func() error { _, err := st.Cancel(ctx, "trip-7", ""); return err },
+			"cancel": func() error { _, err := st.Post(ctx, store.PostRequest{ID: "trip-7", Cancel: true}); return err },
 			"claim": func() error {
 				_, err := st.Claim(ctx, store.ClaimRequest{Owner: "me", Limit: 64, Definitions: trip})
 				return err
@@ -116,14 +116,14 @@ func TestSignalBesideTheStartOfItsSaga(t *testing.T) {
 		}
 	}}
 	st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
-	_, err := st.Signal(t.Context(), store.SignalRequest{ID: "trip", Name: "paid"})
+	_, err := st.Post(t.Context(), store.PostRequest{ID: "trip", Name: "paid"})
 	require.ErrorIs(t, err, store.ErrNotFound)
 	start = func() {
 		_, _, err := d.store(t).Start(t.Context(), store.StartRequest{ID: "trip", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	seen.take()
-	_, err = st.Signal(t.Context(), store.SignalRequest{ID: "trip", Name: "paid"})
+	_, err = st.Post(t.Context(), store.PostRequest{ID: "trip", Name: "paid"})
 	require.NoError(t, err)
 	asked := seen.take()
 	require.Contains(t, asked[0].text, "FOR UPDATE")

@@ -32,9 +32,9 @@ type Store struct {
 
 type kept struct {
 	store.Record
-	log     []store.Entry
-	signals []store.Signal // by name
-	woken   bool           // since it was claimed
+	log      []store.Entry
+	messages []store.Message // by name
+	woken    bool            // since it was claimed
 }
 
 // do calls f with the store locked, unless ctx has ended.
@@ -170,18 +170,6 @@ func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.R
 		return nil
 	})
 	return rc, err
-}
-
-func (m *Store) Cancel(ctx context.Context, id, note string) (store.Record, error) {
-	return m.one(ctx, id, func(s *kept, now time.Time) error {
-		if s.Status == store.Running && !s.CancelRequested {
-			s.CancelRequested, s.CancelNote, s.UpdatedAt, s.woken = true, note, now, true
-			if s.Owner == "" {
-				s.WakeAt = now
-			}
-		}
-		return nil
-	})
 }
 
 func (m *Store) Load(ctx context.Context, id string) (store.Record, error) {
@@ -335,13 +323,26 @@ func (m *Store) Children(ctx context.Context, req store.ChildrenRequest) (list [
 	return list, err
 }
 
-func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Record, error) {
-	return m.one(ctx, req.ID, func(s *kept, now time.Time) error {
-		if s.Status == store.Running {
-			s.hasten(now)
+func (m *Store) Post(ctx context.Context, req store.PostRequest) (store.Record, error) {
+	rec, err := m.one(ctx, req.ID, func(s *kept, now time.Time) error {
+		switch {
+		case req.Cancel:
+			if s.Status == store.Running && !s.CancelRequested {
+				s.CancelRequested, s.CancelNote, s.UpdatedAt = true, string(req.Payload), now
+				s.wake(now)
+			}
+			return nil
+		case req.Name == "":
+			if m.going[req.ID] != nil {
+				s.wake(now)
+			}
+			return nil
 		}
-		byName := func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) }
-		at, known := slices.BinarySearchFunc(s.signals, req.Name, byName)
+		if s.Status == store.Running {
+			s.wake(now)
+		}
+		byName := func(sig store.Message, name string) int { return strings.Compare(sig.Name, name) }
+		at, known := slices.BinarySearchFunc(s.messages, req.Name, byName)
 		if known {
 			return nil
 		}
@@ -351,28 +352,23 @@ func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Reco
 				return err
 			}
 		}
-		s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload)})
+		s.messages = slices.Insert(s.messages, at, store.Message{Name: req.Name, Payload: slices.Clone(req.Payload)})
 		return nil
 	})
+	if err == store.ErrNotFound && req.Name == "" && !req.Cancel {
+		err = nil
+	}
+	return rec, err
 }
 
-func (m *Store) Signals(ctx context.Context, id string) (signals []store.Signal, err error) {
+func (m *Store) Messages(ctx context.Context, id string) (list []store.Message, err error) {
 	err = m.do(ctx, func(time.Time) error {
 		if s := m.sagas[id]; s != nil {
-			signals = slices.Clone(s.signals)
+			list = slices.Clone(s.messages)
 		}
 		return nil
 	})
-	return signals, err
-}
-
-func (m *Store) Hasten(ctx context.Context, id string) error {
-	return m.do(ctx, func(now time.Time) error {
-		if s := m.going[id]; s != nil {
-			s.hasten(now)
-		}
-		return nil
-	})
+	return list, err
 }
 
 // index keeps going up to date.
@@ -384,8 +380,8 @@ func (m *Store) index(s *kept) {
 	}
 }
 
-// hasten makes the saga due: if it has an owner, when that releases it.
-func (s *kept) hasten(now time.Time) {
+// wake makes the saga due: if it has an owner, when that releases it.
+func (s *kept) wake(now time.Time) {
 	s.woken = true
 	if s.Owner == "" && s.WakeAt.After(now) {
 		s.WakeAt = now

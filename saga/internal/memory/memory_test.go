@@ -116,7 +116,9 @@ func TestStoreUnderStress(t *testing.T) {
 		func(m *memory.Store, i int) {
 			_, _ = m.Commit(ctx, store.CommitRequest{ID: "first", Epoch: 1, Seq: int64(i), Status: store.Completed, Log: []store.Entry{{Kind: "done"}}})
 		},
-		func(m *memory.Store, _ int) { _, _ = m.Cancel(ctx, "first", "why") },
+		func(m *memory.Store, _ int) {
+			_, _ = m.Post(ctx, store.PostRequest{ID: "first", Payload: []byte("why"), Cancel: true})
+		},
 		func(m *memory.Store, _ int) { _, _ = m.Load(ctx, "first") },
 		func(m *memory.Store, _ int) { _, _, _ = m.List(ctx, store.Filter{}) },
 		func(m *memory.Store, _ int) { _, _ = m.Counts(ctx) },
@@ -126,10 +128,10 @@ func TestStoreUnderStress(t *testing.T) {
 			_, _ = m.Children(ctx, store.ChildrenRequest{Parent: "parent", Step: "step"})
 		},
 		func(m *memory.Store, i int) {
-			_, _ = m.Signal(ctx, store.SignalRequest{ID: "first", Name: strconv.Itoa(i)})
+			_, _ = m.Post(ctx, store.PostRequest{ID: "first", Name: strconv.Itoa(i)})
 		},
-		func(m *memory.Store, _ int) { _, _ = m.Signals(ctx, "first") },
-		func(m *memory.Store, _ int) { _ = m.Hasten(ctx, "first") },
+		func(m *memory.Store, _ int) { _, _ = m.Messages(ctx, "first") },
+		func(m *memory.Store, _ int) { _, _ = m.Post(ctx, store.PostRequest{ID: "first"}) },
 	}
 	for i, one := range calls {
 		for _, other := range calls[:i+1] {
