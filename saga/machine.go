@@ -89,7 +89,8 @@ func (m *machine) clone() *machine {
 // commit returns the machine as a store records it.
 func (m *machine) commit() store.CommitRequest {
 	return store.CommitRequest{
-		Status: m.Status, Progress: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
+		Status: m.Status, Progress: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError,
+		Log: m.log,
 	}
 }
 

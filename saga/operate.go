@@ -133,7 +133,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
 		case op.Action == ActionAbandon: // needs no decision, so that the definition need not be known
 			return store.CommitRequest{
-				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note), Failures: rec.Failures, Takeovers: rec.Takeovers,
+				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note),
+				Failures: rec.Failures, Takeovers: rec.Takeovers,
 				Log: []store.Entry{{Kind: EventAbandoned, Error: storable(op.Note)}},
 			}, nil
 		}

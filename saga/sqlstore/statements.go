@@ -25,8 +25,8 @@ type dialect struct {
 }
 
 const (
-	columns = `id, name, version, status, data, steps, parent, parent_step, tenant, seq, nonce, owner, epoch, wake_at, complete_by,
-	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
+	columns = `id, name, version, status, data, steps, parent, parent_step, tenant, seq, nonce, owner, epoch, wake_at,
+	complete_by, failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
 	// A list merges the sagas of each status: it would not show a saga that has another.
 	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"

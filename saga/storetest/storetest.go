@@ -587,7 +587,8 @@ func commitMany(s *suite) {
 	last := func(rec store.Record, n int) store.CommitRequest {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
-		req.State, req.Progress, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of \\ '{"+word+",NULL}'"
+		req.State, req.Progress = []byte(word), []byte(`{"steps":["`+word+`"]}`)
+		req.LastError = "error of \\ '{" + word + ",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
 			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: "undone", Attempt: k, Error: word})
