@@ -268,7 +268,7 @@ func (s *suite) run(token string, run int64) error {
 
 // runs has a run start in one term, and be known in the next.
 func runs(s *suite) {
-	const first, second = 1_000_000_000_000, 1_000_000_000_001
+	const first, second int64 = 1_000_000_000_000, 1_000_000_000_001
 	s.lost(s.run("x", first))
 	s.get("x", long/2)
 	s.noError(s.renew("x", long/2))
