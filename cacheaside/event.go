@@ -9,8 +9,8 @@ import (
 type EventKind string
 
 const (
-	EventLoaded        EventKind = "loaded"
-	EventNotFound      EventKind = "not_found"
+	EventLoaded        EventKind = "loaded"         // a load returned a value
+	EventNotFound      EventKind = "not_found"      // a load returned ErrNotFound
 	EventLoadFailed    EventKind = "load_failed"    // with an error that is no answer, a panic or a timeout
 	EventLoadAnswered  EventKind = "load_answered"  // with an answer other than ErrNotFound
 	EventLoadRefused   EventKind = "load_refused"   // by a policy in Middleware

@@ -80,6 +80,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// Is reports whether target is the error of e.Status, such as [ErrCompensated].
 func (e *Error) Is(target error) bool {
 	switch e.Status {
 	case Compensated:

@@ -30,14 +30,14 @@ const (
 type StepStatus string
 
 const (
-	StepIdle       StepStatus = "idle"
-	StepWaiting    StepStatus = "waiting" // for its Delay or Await
-	StepStarted    StepStatus = "started"
-	StepDone       StepStatus = "done"
-	StepNoEffect   StepStatus = "no effect" // certainly: there is nothing to undo
-	StepFailed     StepStatus = "failed"    // for good; it may have taken effect
-	StepUndoing    StepStatus = "undoing"
-	StepUndone     StepStatus = "undone"
+	StepIdle       StepStatus = "idle"        // no attempt has begun
+	StepWaiting    StepStatus = "waiting"     // for its Delay or Await
+	StepStarted    StepStatus = "started"     // attempts of Do have begun, and the step has not ended
+	StepDone       StepStatus = "done"        // Do has taken effect
+	StepNoEffect   StepStatus = "no effect"   // certainly: there is nothing to undo
+	StepFailed     StepStatus = "failed"      // for good; it may have taken effect
+	StepUndoing    StepStatus = "undoing"     // attempts of Undo have begun
+	StepUndone     StepStatus = "undone"      // Undo has taken effect
 	StepUndoFailed StepStatus = "undo failed" // for good
 	StepSkipped    StepStatus = "skipped"     // by an operator
 )
@@ -46,8 +46,8 @@ const (
 type Op = store.Op
 
 const (
-	OpDo   Op = store.OpDo
-	OpUndo Op = store.OpUndo
+	OpDo   Op = store.OpDo   // Do, DoTx or children
+	OpUndo Op = store.OpUndo // Undo or UndoTx
 )
 
 // An EventKind says what happened to a saga.
@@ -90,7 +90,7 @@ const (
 type Outcome string
 
 const (
-	OutcomeDone         Outcome = "done"
+	OutcomeDone         Outcome = "done"          // the attempt returned nil
 	OutcomeDeclined     Outcome = "declined"      // see [Void]
 	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
 	OutcomeFailed       Outcome = "failed"        // without effect: of an Undo, a DoTx or a ReadOnly step
