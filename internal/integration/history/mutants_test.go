@@ -36,7 +36,7 @@ var mutants = []mutant{
 	{"a lease is renewed after it has ended", &leaseTarget, "lease/term.go",
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
-		"	if s.batches == nil {\n", "	req.Nonce = 0\n	if s.batches == nil {\n"},
+		"	if s.batches == nil || ", "	req.Nonce = 0\n	if s.batches == nil || "},
 	{"a load that an invalidation overtook is cached", &cacheTarget, "cacheaside/load.go",
 		"		case !isCurrent:\n", "		case !isCurrent && r.entry == nil:\n"},
 }
