@@ -9,8 +9,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/cacheaside/redisstore"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/resilienceredis"
@@ -49,20 +47,4 @@ func _(ctx context.Context, rdb *redis.Client, tenantOf func(context.Context) st
 	defer limits.Close(ctx)
 	err := limits.Do(ctx, work)
 	return err
-}
-
-type User struct{ ID int }
-
-func _(ctx context.Context, rdb *redis.Client, selectUser func(context.Context, int) (User, error)) (User, error) {
-	users := cacheaside.New(cacheaside.Config[int, User]{
-		Name: "users",
-		Load: selectUser,
-		TTL:  time.Hour,
-		Store: redisstore.New(redisstore.Config{
-			Prefix: "users", Eval: resilienceredis.Eval(rdb), Subscribe: resilienceredis.Subscribe(rdb),
-		}),
-	})
-	defer users.Close()
-	user, err := users.Get(ctx, 42)
-	return user, err
 }

@@ -10,13 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// This file holds the recipes of docs/cookbook.md for fleets, and runs them against Redis.
+// This file holds the recipes of docs/cookbook.md for fleets, and runs them against Redis. A snippet of
+// docs/migrating.md is here for the compiler.
 
 // recipes returns a Redis of the test's own, in which no limit of a recipe is used yet.
 func recipes(t *testing.T) *redis.Client {
@@ -169,4 +172,21 @@ func TestRecipeFromOneProcessToMany(t *testing.T) {
 		require.NoError(t, err)
 		r.Settle(used)
 	}
+}
+
+// User is the value of the snippet below.
+type User struct{ ID int }
+
+func _(ctx context.Context, rdb *redis.Client, selectUser func(context.Context, int) (User, error)) (User, error) {
+	users := cacheaside.New(cacheaside.Config[int, User]{
+		Name: "users",
+		Load: selectUser,
+		TTL:  time.Hour,
+		Store: redisstore.New(redisstore.Config{
+			Prefix: "users", Eval: resilienceredis.Eval(rdb), Subscribe: resilienceredis.Subscribe(rdb),
+		}),
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, 42)
+	return user, err
 }
