@@ -158,7 +158,7 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	}
 	return linger.WorkOf(ctx).Observe(ctx, func(ctx context.Context) error {
 		return m.Value.policy.Do(ctx, fn)
-	}, func() { g.table.Unpin(m) })
+	}, func(error) { g.table.Unpin(m) })
 }
 
 // By returns a Middleware that runs each call under the member for key(ctx), where ctx is the call's ctx.

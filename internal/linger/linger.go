@@ -115,16 +115,17 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
-// Observe is like Hold, but calls end when the work ends even if the work is a stream.
-func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func()) error {
+// Observe is like Hold, but calls end when the work ends even if the work is a stream. If fn panics or exits its
+// goroutine, end gets nil.
+func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func(error)) (err error) {
 	ended := true
 	defer func() {
 		if ended {
-			end()
+			end(err)
 		}
 	}()
-	err := fn(ctx)
-	ended = err != nil || !w.OnEnd(func(error) { end() })
+	err = fn(ctx)
+	ended = err != nil || !w.OnEnd(end)
 	return err
 }
 

@@ -85,7 +85,7 @@ func TestObserveCallsEndOnce(t *testing.T) {
 			ctx, work := linger.Begin(ctx)
 			ends := 0
 			apart(func() {
-				_ = work.Observe(ctx, func(context.Context) error { return c.fn(work) }, func() { ends++ })
+				_ = work.Observe(ctx, func(context.Context) error { return c.fn(work) }, func(error) { ends++ })
 			})
 			require.Equal(t, c.held, ends == 0, name)
 			work.End(nil)
@@ -94,7 +94,7 @@ func TestObserveCallsEndOnce(t *testing.T) {
 	}
 	ends := 0
 	var none *linger.Work
-	require.NoError(t, none.Observe(t.Context(), func(context.Context) error { return nil }, func() { ends++ }))
+	require.NoError(t, none.Observe(t.Context(), func(context.Context) error { return nil }, func(error) { ends++ }))
 	require.Equal(t, 1, ends)
 }
 
