@@ -540,7 +540,7 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 			require.Equal(t, breaker.Closed, circuit.State())
 		}
 	}
-	resp, err := server.Client().Get(server.URL)
+	resp, err := (&http.Client{Transport: server.Base}).Get(server.URL)
 	require.NoError(t, err)
 	require.False(t, resiliencehttp.ReportFailure(resp, errors.New("not ours")))
 	require.NoError(t, resp.Body.Close())
