@@ -18,8 +18,8 @@ import (
 
 // ClientConfig configures a [ClientTransport]. The zero ClientConfig is ready to use.
 //
-// A policy that is nil has the default that its field describes. [Disabled] switches a policy off. A
-// policy of your own may serve all hosts, or be the By of a Group whose key is [HostOf]:
+// If a policy is nil, the client uses the default that the field describes. [Disabled] switches a policy off. Any other
+// policy either applies to all hosts together, or is the By of a Group whose key is [HostOf]:
 //
 //	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{ConsecutiveFailures: 3})
@@ -29,55 +29,57 @@ import (
 //		Bulkhead: resiliencehttp.Disabled,
 //	})
 type ClientConfig struct {
-	// Name is the name of each policy of the client. A registry.Registry does not accept policies whose
-	// name is empty.
+	// Name is the name of each policy of the client. It must be set if the policies are added to a
+	// registry.Registry.
 	Name string
 
-	// Timeout limits a whole request: its attempts, the waits between them, and the reading of the
-	// response. Zero means 30 seconds until the response begins, and then 10 minutes for a download or a
-	// stream, so that a body that is never closed does not hold its slot forever. [resilience.Unlimited]
-	// means no limit. A redirect is a request of its own.
+	// Timeout limits a whole request: its attempts, the waits between them, and the reading of the response. Zero
+	// means 30 seconds until the response starts, and then 10 minutes for reading the response. Without the 10
+	// minutes, a body that is never closed would hold its slot forever. [resilience.Unlimited] means no limit. Each
+	// redirect is a separate request.
 	Timeout time.Duration
 
-	// AttemptTimeout limits each attempt, including the reading of its response. Zero means no limit other
-	// than ResponseHeaderTimeout and Idle.
+	// AttemptTimeout limits each attempt, including the reading of its response. Zero means that only
+	// ResponseHeaderTimeout and Idle limit an attempt.
 	AttemptTimeout time.Duration
 
-	// ResponseHeaderTimeout and Idle are described at [Transport]: how long a server may be silent before
-	// the header of its response, and while it sends the body. Zero means 10 seconds, or a third of Timeout
-	// if that is less and no AttemptTimeout is set; but no Idle for a response of type text/event-stream or
-	// multipart/*, whose sender may pause. [resilience.Unlimited] means no limit. A report or a model that
-	// thinks needs more.
+	// ResponseHeaderTimeout and Idle limit the wait for the header of a response, and each wait for more of the
+	// body; see [Transport]. Zero means 10 seconds, or a third of Timeout if that is less and AttemptTimeout is not
+	// set. If Idle is zero, it does not apply to responses of type text/event-stream or multipart/*, whose sender
+	// may pause. [resilience.Unlimited] means no limit. A server that computes a response for long, such as a report
+	// or the answer of a language model, needs a longer ResponseHeaderTimeout.
 	ResponseHeaderTimeout, Idle time.Duration
 
-	// Retry sends requests again that may be repeated. The default, for each host, makes up to 4 attempts.
-	// It waits between 50 and 100ms at first, twice as long each further time, and longer if Retry-After
-	// asks for it. Its budget limits retries to a fifth of the host's load, plus 10 a second. It does not wait
-	// for an open breaker.
+	// Retry resends requests that may be repeated. The default is a retrier for each host, with up to 4 attempts.
+	// Its first delay is 50 to 100ms, and each further delay is twice the previous one. If a response has a
+	// Retry-After, the delay is at least that long. A budget limits retries to a fifth of the host's requests, plus
+	// 10 per second. The retrier does not wait for an open breaker.
 	Retry resilience.Middleware
 
-	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens
-	// after 25 consecutive failures, or when half of at least 20 requests within 10 seconds have failed. It
-	// opens for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds: a process sends
-	// about one request a second to a dead host. A probe may take as long as an attempt: the lesser of
-	// ResponseHeaderTimeout and AttemptTimeout, up to 30 seconds. A caller's deadline is a failure only after 0.9
-	// seconds, or nine tenths of ResponseHeaderTimeout or AttemptTimeout if that is less: where callers have less
-	// time, set one of them, or a host that hangs opens nothing.
+	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after 25
+	// consecutive failures, or if at least half of at least 20 requests within 10 seconds have failed. It stays open
+	// for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about
+	// one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout, AttemptTimeout
+	// and 30 seconds.
+	//
+	// A missed deadline of the caller is a failure only if the deadline left the request 0.9 seconds, or 90% of
+	// ResponseHeaderTimeout or AttemptTimeout if that is less. If the callers' deadlines are shorter, set
+	// ResponseHeaderTimeout or AttemptTimeout below them. Otherwise a host that hangs does not open the breaker.
 	Breaker resilience.Middleware
 
-	// Throttle limits the rate of requests. The default is none.
+	// Throttle limits the rate of requests. Nil means no limit.
 	Throttle resilience.Middleware
 
-	// Bulkhead limits how many requests are in flight at once, each until its response has
-	// been read. The default is 100 for each host. Up to 1000 more wait, each for up to a
-	// second. If a host can work on fewer requests than that, requests queue in the host: use a
-	// group of bulkheads of package bulkhead/adaptive, which find the limit of each host.
+	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been read. The
+	// default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a slot, each for up to
+	// 1 second. If a host can process fewer than 100 requests concurrently, requests queue in the host. Then use a
+	// group of bulkheads of package bulkhead/adaptive, which determine the limit of each host.
 	Bulkhead resilience.Middleware
 
-	// Base, Judge, RetryAfter, Prepare, Hedge, HedgeIf, Replayable and MaxBuffer are the fields of
-	// [Transport] with these names. If Base is nil and [http.DefaultTransport] is an [http.Transport], Base is
-	// a copy of it that sends an HTTP/2 ping after 15 seconds of silence, and closes a connection that
-	// does not answer within 5 seconds.
+	// Base, Judge, RetryAfter, Prepare, Hedge, HedgeIf, Replayable and MaxBuffer are the fields of [Transport] with
+	// these names. If Base is nil and [http.DefaultTransport] is an [http.Transport], Base is a copy of
+	// http.DefaultTransport. The copy sends an HTTP/2 ping if it receives nothing on a connection for 15 seconds, and
+	// closes the connection if there is no reply within 5 seconds.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration
@@ -105,17 +107,17 @@ func (c ClientConfig) Validate() error {
 const (
 	defaultTimeout  = 30 * time.Second
 	defaultReading  = 10 * time.Minute
-	defaultSilence  = 10 * time.Second       // ResponseHeaderTimeout and Idle
-	defaultPatience = 900 * time.Millisecond // that of a breaker without a SlowAfter
-	defaultFailures = 25                     // consecutive; a restart of 200ms fails about 20 at 50 requests a second
+	defaultSilence  = 10 * time.Second       // for ResponseHeaderTimeout and Idle
+	defaultPatience = 900 * time.Millisecond // same as the default of package breaker
+	defaultFailures = 25                     // a restart of 200ms fails about 20 at 50 requests per second
 	defaultLimit    = 100
-	defaultAttempts = 4 // with their delays they last through a restart of 200ms
+	defaultAttempts = 4 // enough, with their delays, to outlast a restart of 200ms
 
-	defaultOpenFor    = 900 * time.Millisecond // up to a tenth is added
+	defaultOpenFor    = 900 * time.Millisecond // the breaker adds up to a tenth
 	defaultRetryAfter = 30 * time.Second
 )
 
-// withDefaults returns c with the limits of time that zero stands for.
+// withDefaults returns c with the default time limits in place of zeros. Timeout has its default in NewTransport.
 func (c ClientConfig) withDefaults() ClientConfig {
 	silence := defaultSilence
 	if c.AttemptTimeout == 0 && c.Timeout > 0 {
@@ -126,34 +128,33 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	return c
 }
 
-// A ClientTransport is an [http.RoundTripper] that limits the time of each request, sends a request again
-// if that may help, and keeps the failures of one host from the others. SDKs, oauth2 and otelhttp take
-// it as their base. It is safe for concurrent use; build one for each dependency and share it.
+// A ClientTransport is an [http.RoundTripper] that limits the time of each request, retries requests, and isolates each
+// host from the failures of other hosts. It can be the base of SDKs, oauth2 and otelhttp. It is safe for concurrent
+// use; build one for each dependency and share it.
 //
-// Its groups hold the default policies of each host, whose key is that of [HostOf]:
+// Its groups hold the default policies of each host. Their keys have the form of [HostOf]:
 //
 //	b, ok := transport.Breakers.Get("api.example.com:443")
 //
 // A group is nil if the policy was set in the [ClientConfig].
 type ClientTransport struct {
-	// Retries has the retrier of each host.
+	// Retries holds the retrier of each host.
 	Retries *resilience.Group[string, *retry.Retrier]
-	// Budgets has the budgets of Retries.
+	// Budgets holds the budgets of Retries.
 	Budgets *Budgets
-	// Breakers has the breaker of each host.
+	// Breakers holds the breaker of each host.
 	Breakers *resilience.Group[string, *breaker.Breaker]
-	// Bulkheads has the bulkhead of each host.
+	// Bulkheads holds the bulkhead of each host.
 	Bulkheads *resilience.Group[string, *bulkhead.Bulkhead]
 
 	transport *Transport
 }
 
-// NewTransport returns a transport that limits the time of each request, sends it again where that
-// may help, and keeps the failures of one host from the others. [ClientConfig] has the defaults;
-// the reasons are in docs/decisions/http-client.md. NewTransport panics if cfg is invalid.
+// NewTransport returns a [ClientTransport]. [ClientConfig] describes the defaults; docs/decisions/http-client.md
+// explains them. NewTransport panics if cfg is invalid; see [ClientConfig.Validate].
 //
-// The policies run in this order, the outermost first: Timeout, Hedge, Retry, Breaker, Throttle,
-// Bulkhead, AttemptTimeout with ResponseHeaderTimeout and Idle.
+// The policies run in this order, from the outermost to the innermost: Timeout, Hedge, Retry, Breaker, Throttle,
+// Bulkhead, and finally AttemptTimeout, ResponseHeaderTimeout and Idle.
 func NewTransport(cfg ClientConfig) *ClientTransport {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -197,18 +198,18 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 	if t.Base == nil {
 		t.Base = withPings(http.DefaultTransport)
 	}
-	t.base() // http.DefaultTransport as it is now, if that is meant
+	t.base() // reads http.DefaultTransport now; a later change of the variable does not affect t
 	c.transport = t
 	return c
 }
 
 const (
-	pingAfter   = 15 * time.Second // of silence of an HTTP/2 connection
+	pingAfter   = 15 * time.Second // since an HTTP/2 connection last received a frame
 	pingTimeout = 5 * time.Second
 )
 
-// withPings returns a copy of base that closes an HTTP/2 connection if the network has lost it. It returns nil if
-// base is not a transport of net/http.
+// withPings returns a copy of base that pings idle HTTP/2 connections. Without pings, requests would hang on a
+// connection that the network has lost. withPings returns nil if base is not a transport of net/http.
 func withPings(base http.RoundTripper) http.RoundTripper {
 	t, ok := base.(*http.Transport)
 	if !ok {
@@ -225,8 +226,8 @@ func withPings(base http.RoundTripper) http.RoundTripper {
 	return t
 }
 
-// NewClient returns an [http.Client] whose Transport is the [ClientTransport] of cfg. NewClient panics if cfg
-// is invalid. Use [NewTransport] to reach the policies.
+// NewClient returns an [http.Client] whose Transport is a [ClientTransport] with cfg. NewClient panics if cfg is
+// invalid; see [ClientConfig.Validate]. Use [NewTransport] for access to the policies.
 func NewClient(cfg ClientConfig) *http.Client { return &http.Client{Transport: NewTransport(cfg)} }
 
 // RoundTrip sends req through the policies, like [Transport.RoundTrip].
@@ -234,10 +235,10 @@ func (c *ClientTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return c.transport.RoundTrip(req)
 }
 
-// CloseIdleConnections calls CloseIdleConnections of Base, if it has that method.
+// CloseIdleConnections calls Base's method CloseIdleConnections, if Base has one.
 func (c *ClientTransport) CloseIdleConnections() { c.transport.CloseIdleConnections() }
 
-// Policies returns the groups of default policies that the transport has, for a registry.Registry:
+// Policies returns the transport's groups of default policies, for a registry.Registry:
 //
 //	reg.MustAdd(transport.Policies()...)
 func (c *ClientTransport) Policies() []policy.Describer {
@@ -254,12 +255,13 @@ func (c *ClientTransport) Policies() []policy.Describer {
 	return all
 }
 
-// Budgets finds the retry budgets of the hosts of a [ClientTransport]. Each belongs to the host's retrier.
+// Budgets provides access to the retry budgets of a [ClientTransport]. Each budget belongs to the retrier of one host.
 type Budgets struct {
 	retries *resilience.Group[string, *retry.Retrier]
 }
 
-// Get returns the budget of a host, and reports whether it exists. It does not create one.
+// Get returns the budget of a host, and reports whether the budget exists. It does not create a budget. host has the
+// form of [HostOf].
 func (b *Budgets) Get(host string) (*retry.Budget, bool) {
 	r, ok := b.retries.Get(host)
 	if !ok {
@@ -268,7 +270,7 @@ func (b *Budgets) Get(host string) (*retry.Budget, bool) {
 	return r.Config().Budget, true
 }
 
-// All returns the hosts with their budgets, in no particular order.
+// All iterates over the hosts and their budgets in no particular order.
 func (b *Budgets) All() iter.Seq2[string, *retry.Budget] {
 	return func(yield func(string, *retry.Budget) bool) {
 		for host, r := range b.retries.All() {
@@ -309,13 +311,13 @@ func (c ClientConfig) newBulkhead(string) *bulkhead.Bulkhead {
 	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: time.Second})
 }
 
-// patience returns how long a request must have run, when the deadline of its caller passes,
-// to count as a failure of the host.
+// patience returns the Patience of a default breaker. If Patience were longer than an attempt may take, a missed
+// deadline would never count as a failure of the host.
 func (c ClientConfig) patience() time.Duration {
 	return max(1, min(defaultPatience, c.answersWithin()/10*9))
 }
 
-// answersWithin returns how long a server may take until it answers, up to 30 seconds.
+// answersWithin returns the maximum time until a server answers an attempt, at most 30 seconds.
 func (c ClientConfig) answersWithin() time.Duration {
 	least := 30 * time.Second
 	for _, limit := range []time.Duration{c.AttemptTimeout, c.ResponseHeaderTimeout} {
@@ -326,5 +328,5 @@ func (c ClientConfig) answersWithin() time.Duration {
 	return least
 }
 
-// Disabled is the [resilience.Middleware] that does nothing: no such policy in a [ClientConfig].
+// Disabled is a [resilience.Middleware] that only calls next. In a [ClientConfig], it switches a policy off.
 func Disabled(next resilience.Func) resilience.Func { return next }

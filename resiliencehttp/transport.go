@@ -1,29 +1,30 @@
-// Package resiliencehttp brings the policies of this module to net/http: a
-// client transport, server middleware and a health endpoint.
+// Package resiliencehttp provides the policies of this module for net/http: a client transport, server middleware and
+// a health endpoint.
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
 //
-// NewClient has a breaker, a bulkhead and a retry budget for each host, and limits of time.
-// With a [Transport], choose the policies yourself:
+// The client of [NewClient] has a breaker, a bulkhead and a retry budget for each host, and limits the time of each
+// request. With a [Transport], choose the policies yourself:
 //
 //	client := &http.Client{
 //		Transport: &resiliencehttp.Transport{
 //			Middleware: resilience.Chain(
 //				retries.Wrap,                      // *retry.Retrier
-//				circuit.Wrap,                      // *breaker.Breaker
+//				users.Wrap,                        // *breaker.Breaker
 //				slots.Wrap,                        // *bulkhead.Bulkhead
-//				resilience.Timeout(2*time.Second), // of each attempt
+//				resilience.Timeout(2*time.Second), // limits each attempt
 //			),
 //		},
 //	}
 //
-// On a server, a request cannot choose its own priority, nor the address that it is limited by:
+// [Server] provides middleware that limits the rate and the number of requests. A request can choose neither its
+// priority nor the address by which it is limited:
 //
 //	server := resiliencehttp.Server{}
 //	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
 //	http.ListenAndServe(addr, limit(server.Bulkhead(slots)(handler)))
 //
-// RFC 9110 says what may be repeated and what Retry-After means.
+// RFC 9110 defines which requests may be repeated, and the field Retry-After.
 package resiliencehttp
 
 import (
@@ -39,150 +40,146 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Transport is an [http.RoundTripper] that sends each request through its Middleware. One
-// call of the policies is one attempt: a request and its response.
+// A Transport is an [http.RoundTripper] that sends each request through its Middleware. One attempt is one call to the
+// innermost function: it sends the request and waits for the response.
 //
-// Only a request that may be repeated is retried: GET, HEAD, OPTIONS, TRACE, PUT and DELETE
-// (RFC 9110, section 9.2.2), and any request with an Idempotency-Key, if its body can be sent
-// again. A POST is retried only if it was certainly never sent.
+// A Transport retries only requests that may be repeated: GET, HEAD, OPTIONS, TRACE, PUT and DELETE (RFC 9110,
+// section 9.2.2), and any request with an Idempotency-Key or X-Idempotency-Key. Their body must be rewindable; see
+// MaxBuffer. Any other request, such as a POST, is retried only if it was certainly never sent, or if Judge returned
+// [Resend].
 //
-// Policies judge an attempt when its response has arrived, by its status or by what Judge reads
-// of it. A failed status is an error for them, and a response for the caller, who gets the last
-// one, its body open. The Timeout of an http.Client is the caller's deadline. The field Cancel of a request,
-// which is deprecated, is not heeded.
+// When the response of an attempt has arrived, the policies judge the attempt by the response's status, or by the
+// error that Judge returns. A failed status is an error for the policies, but a response for the caller. The caller
+// gets the last response, with its body open. The Timeout of an http.Client is the caller's deadline. The deprecated
+// field Cancel of a request is ignored.
 //
-// A request that is wrong in itself, such as one with an invalid header or with a body that fails, is neither a
-// success nor a failure of its host: the policies see a refusal. It is not sent again. For the caller, and for
-// policies around the http.Client, its error is an answer: see [resilience.Answered].
+// A request can be invalid itself. For example, it has an invalid header, or reading its body fails. Such a request is
+// neither a success nor a failure of its host, so the policies see a refusal. The request is not sent again. For the
+// caller, and for policies around the http.Client, its error is an answer: see [resilience.Answered].
 //
-// A body that breaks off, falls silent, or meets its timeout while the caller waits for more, is
-// one more failure for a breaker, and not retried. A caller that reads slowly or leaves says
-// nothing about the server.
+// If a body is truncated, or exceeds Idle or its timeout while the caller waits for more, a breaker replaces the
+// attempt's success by a failure. The request is not retried. A caller that reads slowly, or cancels, does not affect
+// the policies' view of the server.
 //
-// A bulkhead of this module holds the slot of an attempt that succeeded, and a timeout covers it,
-// until the body has been read to its end or closed, or ctx has ended. One of these must happen: a
-// body that is never closed shows only as bulkhead.ErrFull. Middleware of your own does the same
-// with [resilience.AtEnd]. A stream of events, or the connection after 101 Switching Protocols
-// (which no timeout ends), holds its slot as long: give it a Transport of its own.
+// After a successful attempt, a bulkhead of this module holds the slot, and a timeout applies, until the body has been
+// read to its end, the body is closed, or ctx is done. The caller must see to one of these: a body that is never
+// closed is noticed only as bulkhead.ErrFull. Other middleware holds its resources with [resilience.AtEnd]. A stream
+// of events, or the connection after 101 Switching Protocols (which no timeout ends), also holds its slot: use a
+// separate Transport for streams.
 //
-// An attempt ends with its response: an upload that is still under way then is cut, which net/http
-// does itself over HTTP/1.1 and for a status of 300 and above.
+// An attempt ends when its response ends. An upload that is still in progress is then cut off. net/http itself does
+// that over HTTP/1.1, and for a status of 300 or above.
 //
-// A failed response holds no slot. If another attempt may follow, up to 64 KiB of it are read
-// ahead, for at most a second, so that its connection serves again.
+// A failed response holds no slot. If another attempt may follow, the Transport reads up to 64 KiB of the failed
+// response, for at most 1 second. Otherwise its connection could not be reused.
 //
-// The policies and Base run on the caller's goroutine (but see Hedge), and slots are released
-// within Read or Close of the body. If ctx ends first, they are released on another goroutine,
-// where a hook that panics ends the program.
+// The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are released
+// within Read or Close of the body. If ctx is done first, slots are released on another goroutine. There, a panic of a
+// hook ends the program.
 //
-// Do not change the fields after the first call of RoundTrip. A Transport is safe for
-// concurrent use; build it once and share it.
+// Do not change the fields after the first call to RoundTrip. A Transport is safe for concurrent use; build it once
+// and share it.
 type Transport struct {
-	// Base sends the requests. Nil means [http.DefaultTransport] as it is at the first
-	// request, or when [NewClient] is called. If that is this Transport, or leads back to
-	// it, nil means http.DefaultTransport as it was when the program began.
+	// Base sends the requests. Nil means the value of [http.DefaultTransport] at the first request, or when
+	// [NewTransport] or [NewClient] is called. If that value is this Transport, or forwards to it, nil means the
+	// value of http.DefaultTransport when the program started.
 	//
-	// A connection that was silent until a timeout of this module, or until the caller's deadline and for
-	// at least 0.9 seconds, gets no other request if an earlier request had used it. A Base that is an
-	// [http.Transport] dials for the next attempt; other requests on an HTTP/2 connection finish. Of any other Base,
-	// CloseIdleConnections is called, and the next attempt of the request sets [http.Request.Close]: over
-	// HTTP/2, that attempt is the last on the connection.
+	// The network may lose a connection that an earlier request has used. If an attempt receives nothing on such a
+	// connection until a timeout of this module, or for at least 0.9 seconds until the caller's deadline, no other
+	// request uses the connection. If Base is an [http.Transport], the next attempt dials, and other requests on an
+	// HTTP/2 connection finish. For any other Base, the Transport calls CloseIdleConnections, and sets
+	// [http.Request.Close] in the request's next attempt. Over HTTP/2, that attempt is the last on its connection.
 	Base http.RoundTripper
 
-	// Middleware runs each request; usually it is a [resilience.Chain]. It is applied
-	// once, at the first request. It may call its Func more than once, but only one call
-	// after another, and not after it has returned. Nil means that Base gets the requests
-	// as they are.
+	// Middleware runs each request; usually it is a [resilience.Chain]. It is applied once, at the first request.
+	// It may call its Func several times, but not concurrently, and not after it has returned. Nil means that Base
+	// receives the requests without policies.
 	Middleware resilience.Middleware
 
-	// Judge returns the error that the policies see in place of a response, or nil for a
-	// success. The error says what it says by the methods of the protocol (see
-	// [resilience]); if it is not [resilience.Retryable], there is no other attempt, and
-	// [Resend] has a request sent again whose method forbids that. Judge must not use the Body,
-	// but the Ahead. If attempts are spent and the status is below 400, the caller gets the
-	// error, and no response. Nil means [DefaultJudge].
+	// Judge returns the error that the policies see instead of a response, or nil for a success. The error is
+	// classified by the methods of the protocol; see [resilience]. If the error is not [resilience.Retryable], no
+	// other attempt follows. [Resend] marks an error whose request is sent again even if its method forbids that.
+	// Judge must read from the Ahead, not from the Body. If no attempts remain and the status is below 400, the
+	// caller gets the error and no response. Nil means [DefaultJudge].
 	Judge func(*http.Response, *Ahead) error
 
-	// RetryAfter, if not nil, returns for how long the server asks not to be asked again, by
-	// fields of its own such as retry-after-ms, in a response that DefaultJudge makes an error
-	// of. Zero or less means that the field Retry-After tells.
+	// RetryAfter, if not nil, returns the time until the server accepts another request, from a field such as
+	// retry-after-ms. It is called for responses that DefaultJudge turns into an error. If it returns zero or less,
+	// the field Retry-After is used.
 	RetryAfter func(*http.Response) time.Duration
 
-	// ResponseHeaderTimeout is how long an attempt may wait for the header of the response, from the moment
-	// the request has been written, and separately how long it may take to dial. An upload does not count,
-	// nor does a wait for a connection of Base's own. Base must call the hooks of [net/http/httptrace];
-	// otherwise the limit counts from the end of the request's body, dialing included. A longer wait is a
-	// failure of the server, and another attempt may follow. Zero or less means no limit.
+	// ResponseHeaderTimeout is the maximum time between the end of writing the request and the header of its
+	// response. It also limits, separately, the time to dial. Neither an upload nor a wait for one of Base's
+	// connections counts. Base must call the hooks of [net/http/httptrace]. Otherwise the time starts at the end of
+	// the request's body, and includes dialing. A longer wait is a failure of the server, and another attempt may
+	// follow. Zero or less means no limit.
 	ResponseHeaderTimeout time.Duration
 
-	// HoldBody returns a response only when the first byte of its body has arrived, or its end. The
-	// wait is part of ResponseHeaderTimeout. A gateway uses it to try again if the server sends the header
-	// and then nothing. A stream whose first event comes late is delayed until then.
+	// HoldBody delays a response until the first byte of its body, or the end of the body, has arrived.
+	// ResponseHeaderTimeout includes that wait. A gateway uses HoldBody to retry if the server sends the header and
+	// then nothing. HoldBody delays a stream until its first event.
 	HoldBody bool
 
-	// Idle is how long a Read of the response's body may wait for the server. A reader
-	// that pauses costs nothing. A body that is silent for longer breaks off, as a failure
-	// of the server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
+	// Idle is the maximum time that a Read of the response's body waits for the server. The time between two Reads
+	// does not count. If the server sends nothing for longer, Read fails, and the failure is one of the server. Idle
+	// does not apply after 101 Switching Protocols. Zero or less means no limit.
 	Idle time.Duration
 
-	// Prepare, if not nil, is called with the copy of the request that each attempt sends, to
-	// sign it anew, for example. It may change it; if it replaces the Body, it must close the old
-	// one. An error ends the call: the request is wrong in itself. See [HostOf] before it changes the server.
+	// Prepare, if not nil, is called with the copy of the request that an attempt sends, for example to sign each
+	// copy. Prepare may change the copy. If it replaces the Body, it must close the old Body. If it returns an
+	// error, the request is invalid itself, and the call ends. See [HostOf] before you change the server in Prepare.
 	Prepare func(*http.Request) error
 
-	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
-	// the first response that is not a failure wins, the other is canceled and its body
-	// closed. Each passes the Middleware, the second on a goroutine of its own. The Hedger needs
-	// no Discard. A request with a body but no GetBody, with a Trailer or with the field Upgrade
-	// is sent once.
+	// Hedge, if not nil, sends a Replayable request a second time if the first response takes too long. The first
+	// response that is not a failure is returned. The other request is canceled, and its response is closed. Each
+	// request passes through the Middleware, the second one on a separate goroutine. The Hedger needs no Discard. A
+	// request is sent only once if it has a body but no GetBody, a Trailer, or the field Upgrade.
 	Hedge *hedge.Hedger[*http.Response]
 
-	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all but those
-	// with an Idempotency-Key or X-Idempotency-Key: a server that works on the first answers the
-	// second with 409, which would win.
+	// HedgeIf, if not nil, reports whether a request may be hedged. Nil means all requests without an
+	// Idempotency-Key or X-Idempotency-Key. If a server is still processing the first request with a key, it answers
+	// the second with 409, and the 409 would be returned.
 	HedgeIf func(*http.Request) bool
 
-	// Replayable reports whether sending a request more than once has the effect of
-	// sending it once. Nil means that the method or a field Idempotency-Key or
-	// X-Idempotency-Key decides.
+	// Replayable reports whether sending a request more than once has the same effect as sending it once. Nil means
+	// that the method, or a field Idempotency-Key or X-Idempotency-Key, decides.
 	Replayable func(*http.Request) bool
 
-	// MaxBuffer is the size in bytes up to which the body of a request without GetBody is copied while it is
-	// sent, so that it can be sent again: by another attempt if the request may be repeated, or if it was certainly
-	// never processed. A pipe, or a body that answers the response, works as without it: nothing is read
-	// ahead. Zero or less means that no body is copied.
+	// MaxBuffer is the maximum size, in bytes, of a body that is copied while it is sent, if its request has no
+	// GetBody. Another attempt sends the copy if the request may be repeated, or was certainly never processed. The
+	// Transport does not read ahead. If it did, a pipe, or a body that depends on the response, would deadlock. Zero
+	// or less means that no body is copied.
 	MaxBuffer int64
 
 	once        sync.Once
-	sender      http.RoundTripper      // what a nil Base means
-	mayLeadBack bool                   // sender is of somebody else's making, and may lead back to the Transport
+	sender      http.RoundTripper      // used instead of a nil Base
+	mayLeadBack bool                   // sender is no transport of net/http, and may forward to this Transport
 	wrapped     func() resilience.Func // panics each time if Middleware panicked
-	closing     atomic.Bool            // CloseIdleConnections is under way
-	abandoned   sync.Map               // of net.Conn: *sync.Once
-	lastHeard   lastHeard              // of the connections of hedged requests
+	closing     atomic.Bool            // CloseIdleConnections is running
+	abandoned   sync.Map               // maps net.Conn to *sync.Once
+	lastHeard   lastHeard              // when the connections of hedged requests last had a response
 
-	// The causes of limits of time; nil if there is none. The first two are of a client that
-	// NewClient has made: of a request, and of the reading of its response instead.
+	// The causes of time limits; nil if there is no limit. Only NewTransport sets the first two. They limit a
+	// request and, once the policies have returned, the reading of its response.
 	passed, readingPassed, headerPassed, idlePassed *resilience.TimeoutError
 	name                                            string
 	idleByDefault                                   bool // Idle does not apply to streams whose sender may pause
 }
 
-// RoundTrip sends req through the policies. It returns the response that they accepted, or
-// else that of the last attempt, or an error: that of Base as the policies return it, a
-// refusal, or the end of req's ctx. The method Timeout of the error tells of a timeout at any
-// depth.
+// RoundTrip sends req through the policies. It returns the response that the policies accepted. Otherwise it returns
+// the response of the last attempt, or an error: Base's error as the policies return it, a refusal, or the end of
+// req's ctx. The error's method Timeout reports a timeout at any depth.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, _, err := t.roundTrip(req)
 	return resp, err
 }
 
-// roundTrip is RoundTrip, and returns as failure what the policies saw in place of resp.
+// roundTrip is like RoundTrip. In addition, it returns the failure that the policies saw instead of resp.
 func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, err error) {
 	base := t.base()
 	switch {
 	case t.mayLeadBack && req.Context().Value(t) != nil:
-		resp, err = firstTransport.RoundTrip(req) // the request has been here
+		resp, err = firstTransport.RoundTrip(req) // t.sender has forwarded the request to t, and would again
 		return resp, nil, err
 	case t.passes() && !t.mayLeadBack:
 		resp, err = base.RoundTrip(req)
@@ -198,13 +195,13 @@ func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, 
 	return t.send(req, begun, nil, nil)
 }
 
-// passes reports whether the Transport does nothing but Base.
+// passes reports whether the Transport only forwards requests to Base.
 func (t *Transport) passes() bool {
 	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil &&
 		!t.HoldBody && t.ResponseHeaderTimeout <= 0 && t.Idle <= 0
 }
 
-// build makes what the Transport needs once.
+// build initializes the unexported fields. It is called once.
 func (t *Transport) build() {
 	t.headerPassed, t.idlePassed = t.timeout(t.ResponseHeaderTimeout), t.timeout(t.Idle)
 	if t.Base == nil {
@@ -215,7 +212,7 @@ func (t *Transport) build() {
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
 
-// timeout returns the cause of a limit of d, or nil if that is none.
+// timeout returns the cause of a time limit of d, or nil if d is zero or less.
 func (t *Transport) timeout(d time.Duration) *resilience.TimeoutError {
 	if d <= 0 {
 		return nil
@@ -223,7 +220,7 @@ func (t *Transport) timeout(d time.Duration) *resilience.TimeoutError {
 	return &resilience.TimeoutError{Name: t.name, After: d}
 }
 
-// complete sets the fields of a response that its maker may have left out.
+// complete sets the fields of a response that a RoundTripper other than net/http's may leave nil.
 func complete(resp *http.Response, req *http.Request) {
 	if resp.Request == nil {
 		resp.Request = req
@@ -233,9 +230,9 @@ func complete(resp *http.Response, req *http.Request) {
 	}
 }
 
-// send sends req through the policies. failure is the error that they saw in place of
-// resp, if that is a failed response. begun is when the Timeout of a client began. h, if not nil, has other requests
-// in flight. over, if not nil, is called when nothing more of resp is read.
+// send sends req through the policies. If resp is a failed response, failure is the error that the policies saw. begun
+// is when the Timeout of a client started. h, if not nil, is the hedging that req belongs to. over, if not nil, is
+// called when resp is not read any further.
 func (t *Transport) send(
 	req *http.Request, begun time.Time, h *hedging, over func(),
 ) (resp *http.Response, failure, err error) {
@@ -268,10 +265,10 @@ func (t *Transport) send(
 	return c.result(err)
 }
 
-// CloseIdleConnections calls CloseIdleConnections of Base, if it has that method.
+// CloseIdleConnections calls Base's method CloseIdleConnections, if Base has one.
 func (t *Transport) CloseIdleConnections() {
 	if !t.closing.CompareAndSwap(false, true) {
-		return // perhaps Base leads back to t
+		return // Base may forward to t, and the recursion would not end
 	}
 	defer t.closing.Store(false)
 	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
@@ -294,12 +291,12 @@ func (t *Transport) base() http.RoundTripper {
 	return t.sender
 }
 
-// firstTransport is http.DefaultTransport as it was when the program began.
+// firstTransport is the value of http.DefaultTransport when the program started.
 var firstTransport = http.DefaultTransport
 
 var (
 	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
 	errNothing    = errors.New("resiliencehttp: Base returned neither an error nor a response")
-	errCrashed    = errors.New("resiliencehttp: an attempt panicked, and the request may not be sent again")
+	errCrashed    = errors.New("resiliencehttp: attempt panicked, and the request must not be repeated")
 	errNoCall     = errors.New("resiliencehttp: the Middleware lost the request's ctx")
 )
