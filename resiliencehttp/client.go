@@ -311,8 +311,8 @@ func (c ClientConfig) newBulkhead(string) *bulkhead.Bulkhead {
 	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: time.Second})
 }
 
-// patience returns the Patience of a default breaker. If Patience were longer than an attempt may take, a missed
-// deadline would never count as a failure of the host.
+// patience returns the Patience of a default breaker. If attempts are limited to 500ms, for example, callers may have
+// deadlines of 500ms. With a Patience of 900ms, a host that hangs would then not open its breaker.
 func (c ClientConfig) patience() time.Duration {
 	return max(1, min(defaultPatience, c.answersWithin()/10*9))
 }

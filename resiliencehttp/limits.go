@@ -20,28 +20,30 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An Admitter is a limit for each key: a *[throttle.Group] of strings.
+// An Admitter holds a limit for each key. A *[throttle.Group] with string keys is an Admitter.
 type Admitter interface {
-	// Admit takes what a request costs from the limit of key. It returns what is left, and
-	// an error if the request is refused.
+	// Admit takes the cost of a request from the limit of key. It returns the limit's state and, if the request is
+	// refused, an error.
 	Admit(ctx context.Context, key string) (throttle.Decision, error)
 }
 
 // Throttle returns middleware that admits requests at the rate of l.
 //
-// Every response, admitted or not, carries the fields RateLimit-Policy and RateLimit
-// (draft-ietf-httpapi-ratelimit-headers-11): r is how many requests are left, and t the
-// seconds until there are more. If the limit has quotas besides a rate, the fields tell about
-// the one that has the fewest requests left, whose name ends with its window: "default per day".
-// A request that the limit refuses gets 429, with a problem document of type quota-exceeded; 413 if
-// it costs more than the limit can ever give; and 503 if its quota is not the reason, such as too
-// many keys in a group.
+// The response to each request, admitted or not, has the fields RateLimit-Policy and RateLimit
+// (draft-ietf-httpapi-ratelimit-headers-11). In RateLimit, r is the number of requests left, and t is the number of
+// seconds until the number increases. If the limit has quotas in addition to its rate, the fields describe the rate or
+// the quota with the fewest requests left. The name of a quota ends with its window: "default per day". A limit that is
+// Unlimited adds no fields.
 //
-// A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
-// refused, with 503; over HTTP/1.1 that is not noticed before the request's body has been read.
+// If the limit refuses a request, the client receives 429 with a problem document of type quota-exceeded, or 413 if the
+// request costs more than the limit can ever allow. If the client is not the reason, as with [throttle.Outage], it
+// receives 503.
 //
-// If a policy further in refuses the request, in middleware of Server or through [Server.Refuse], the request
-// gets its tokens back. Throttle panics if l is nil.
+// A request waits at most for the limit's MaxWait. If its client disconnects while it waits, the request is refused
+// with 503. Over HTTP/1.1, net/http notices this only after the request's body has been read.
+//
+// If an inner policy refuses the request, in middleware of Server or through [Server.Refuse], the request's tokens are
+// refunded. Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
@@ -49,13 +51,11 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	return s.throttle(func(ctx context.Context, _ *http.Request) (throttle.Decision, error) { return l.Admit(ctx) })
 }
 
-// ThrottleBy returns middleware that admits the requests of each key at the rate that limit
-// has for it, as [Server.Throttle] does. A nil key means [ClientIP] without trusted proxies.
-// ThrottleBy panics if limit is nil.
+// ThrottleBy is like [Server.Throttle], with a separate limit for each key. The function key returns a request's key. A
+// nil key means [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
 //
-// Take the key from what the server knows about the client, such as its authenticated account:
-// a client that can choose its key has no limit. Of a key of more than 200 bytes its SHA-256 is
-// kept.
+// Use a key that the client cannot choose, such as its authenticated account. A client that can choose its key has no
+// limit. If a key is longer than 200 bytes, its SHA-256 is used.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
@@ -73,9 +73,9 @@ func (s Server) throttle(
 ) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			admission, ctx := refund.Start(r.Context()) // refuse of an inner middleware finds the charges
+			admission, ctx := refund.Start(r.Context()) // if inner middleware refuses, it refunds the tokens
 			d, err := admit(admission, r)
-			s.tell(w.Header(), d)
+			s.setFields(w.Header(), d)
 			if err != nil {
 				s.refuse(w, r, err, true)
 				return
@@ -85,9 +85,9 @@ func (s Server) throttle(
 	}
 }
 
-// serveCopy calls next with a copy of r. Afterwards r has the fields that next has set in the copy, except Body:
-// net/http removes the files of r's MultipartForm, outer middleware reads the pattern that matched, and net/http
-// treats a body of another type as one that was read.
+// serveCopy calls next with inner, a copy of r, and then copies inner's fields back to r. Otherwise net/http would not
+// remove the files of the MultipartForm, and outer middleware would not find the matched pattern. Body is not copied:
+// net/http treats a Body of any other type as fully read.
 func serveCopy(next http.Handler, w http.ResponseWriter, r, inner *http.Request) {
 	defer func() {
 		body := r.Body
@@ -97,8 +97,8 @@ func serveCopy(next http.Handler, w http.ResponseWriter, r, inner *http.Request)
 	next.ServeHTTP(w, inner)
 }
 
-// shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
-// SHA-256. Otherwise whoever sends long keys fills the memory.
+// shortKey returns key or, if key is longer than 200 bytes, its SHA-256. Otherwise a client could fill the memory with
+// long keys.
 func shortKey(key string) string {
 	if len(key) <= 200 {
 		return key
@@ -106,8 +106,7 @@ func shortKey(key string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
-// quotaName returns the name of a limit: that of its rate or, with the window, of one of its
-// quotas.
+// quotaName returns the name of q. The zero q is the rate of the limit, whose name has no window.
 func (s Server) quotaName(q throttle.Quota) string {
 	name := cmp.Or(s.LimitName, "default")
 	if q != (throttle.Quota{}) {
@@ -116,48 +115,48 @@ func (s Server) quotaName(q throttle.Quota) string {
 	return name
 }
 
-// tell sets the fields that tell a client about its quota. Several quotas in one chain make
-// one list (RFC 9651, section 3.1).
-func (s Server) tell(h http.Header, d throttle.Decision) {
+// setFields adds the fields that report a quota to the client. It adds to existing fields, because a request may pass
+// several limits: their quotas form one list (RFC 9651, section 3.1).
+func (s Server) setFields(h http.Header, d throttle.Decision) {
 	if d.Limit == throttle.Unlimited {
 		return
 	}
 	name := sfString(s.quotaName(d.Quota))
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
-	if d.Window > 0 && d.Window%time.Second == 0 { // else it cannot be told in whole seconds
+	if d.Window > 0 && d.Window%time.Second == 0 { // the parameter w allows whole seconds only
 		policy += ";w=" + sfInteger(seconds(d.Window))
 	}
 	h.Add("RateLimit-Policy", policy)
 	if d.Remaining == 0 && d.ResetAfter == 0 {
-		return // the limit cannot tell what is left
+		return // the number of requests left is unknown
 	}
-	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(seconds(untilMore(d))))
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(seconds(untilRefill(d))))
 }
 
-// untilMore returns the time until more remains than d.Remaining, if no request takes any.
-// It is never longer than the RetryAfter of a request that is refused meanwhile.
-func untilMore(d throttle.Decision) time.Duration {
+// untilRefill returns the time until more than d.Remaining requests are left, if no request takes tokens. It is never
+// longer than the RetryAfter of a request that is refused during that time.
+func untilRefill(d throttle.Decision) time.Duration {
 	taken := d.Limit - d.Remaining
-	if taken <= 0 || d.Quota != (throttle.Quota{}) { // a quota gives nothing back before its end
+	if taken <= 0 || d.Quota != (throttle.Quota{}) { // the tokens of a quota return only at the end of its window
 		return d.ResetAfter
 	}
 	token := float64(d.Window) / float64(d.Limit)
 	return d.ResetAfter - time.Duration(float64(taken-1)*token)
 }
 
-// seconds returns d in whole seconds, rounded up, except that a rounding error of a limit,
-// about a nanosecond, does not add a second.
+// seconds returns d in whole seconds, rounded up. First it rounds d to microseconds. Otherwise a limit's rounding error
+// of about a nanosecond would add a second.
 func seconds(d time.Duration) int64 {
 	return int64(math.Ceil(max(0, d.Round(time.Microsecond).Seconds())))
 }
 
-// sfInteger returns n as an Integer of at most 15 digits (RFC 9651, section 4.1.4).
+// sfInteger formats n as an Integer of at most 15 digits (RFC 9651, section 4.1.4).
 func sfInteger(n int64) string {
 	return strconv.FormatInt(min(max(n, 0), 999_999_999_999_999), 10)
 }
 
-// sfString returns s as a String (RFC 9651, section 4.1.6). A character that a String cannot
-// hold becomes an underscore.
+// sfString formats s as a String (RFC 9651, section 4.1.6). It replaces each character that a String cannot contain by
+// an underscore.
 func sfString(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -170,33 +169,35 @@ func sfString(s string) string {
 
 var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
-// Refuse answers a request that a policy refused with err, in a handler that has policies of its
-// own, a limit of package fleet for example, and has not written anything yet.
+// Refuse writes the response to a request that a policy refused with err. Call it in a handler that uses policies
+// itself, such as a limit of package fleet, and has not written anything yet. Refuse writes:
 //
-// Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
-// the Reason of its [throttle.LimitedError] is neither Outage nor Shed nor CoolingDown; 413 if the
-// Reason is TooCostly. It writes 503 if there is no capacity: another policy refused (Refused()
-// bool is true), time ran out ([context.DeadlineExceeded]), or an upstream turned the request
-// away: err has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. It writes 503
-// for any err if the client seems to have gone: net/http says so of one that has only closed its
-// sending side, and would answer it with an empty 200. The client does not learn err.
+//   - 413 if err is a [throttle.LimitedError] whose Reason is TooCostly.
+//   - 429 if the client is over a limit: err matches [throttle.ErrLimited], and the Reason of its LimitedError is not
+//     TooCostly, Outage, Shed or CoolingDown.
+//   - 503 if there is no capacity: another policy refused (Refused() bool is true), or err matches
+//     [context.DeadlineExceeded].
+//   - 503 if an upstream server is overloaded: err is a [*StatusError] of 429, 503 or 529. Its Retry-After is passed
+//     on.
+//   - 503 for any other err if the client seems to have disconnected. A client that has only closed its sending side
+//     seems so to net/http. Without Refuse, it would receive an empty 200.
 //
-// Refuse returns false, and writes nothing, for any other err, such as that of a retrier that made
-// an attempt before it met an open circuit.
+// The response does not contain err. For any other err, Refuse writes nothing and returns false. An example is the
+// error of a retrier whose first attempt failed, and whose second was refused by an open breaker.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	left := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
-	if err == nil || !isRefusal(err) && !left {
+	disconnected := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
+	if err == nil || !isRefusal(err) && !disconnected {
 		return false
 	}
 	s.refuse(w, r, err, false)
 	return true
 }
 
-// problemOf returns the document for a request that is refused with err.
+// problemOf returns the problem document for a request that is refused with err.
 func problemOf(err error) problem {
 	limit, ok := errors.AsType[*throttle.LimitedError](err)
 	switch {
-	case !isRefusal(err) || !errors.Is(err, throttle.ErrLimited): // or the client has gone
+	case !isRefusal(err) || !errors.Is(err, throttle.ErrLimited): // no refusal: the client has disconnected
 		return unavailable
 	case !ok:
 		return overQuota
@@ -204,13 +205,13 @@ func problemOf(err error) problem {
 	switch limit.Reason {
 	case throttle.TooCostly:
 		return tooCostly
-	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // a reason of the server's own
+	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // the server's reasons, not the client's
 		return unavailable
 	}
 	return overQuota
 }
 
-// isRefusal reports whether Refuse answers err.
+// isRefusal reports whether Refuse writes a response for err even if the client is connected.
 func isRefusal(err error) bool {
 	if status, ok := errors.AsType[*StatusError](err); ok && status.Throttled() {
 		return true
@@ -218,8 +219,7 @@ func isRefusal(err error) bool {
 	return behavior.IsRefused(err) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// A problem is a problem document (RFC 9457) of a type that
-// draft-ietf-httpapi-ratelimit-headers-11 registers.
+// A problem is a problem document (RFC 9457). draft-ietf-httpapi-ratelimit-headers-11 registers its types.
 type problem struct {
 	Type     string   `json:"type"`
 	Title    string   `json:"title"`
@@ -238,9 +238,9 @@ var (
 	unavailable = problem{reducedCapacity, "The server has no capacity for the request right now", 503, nil}
 )
 
-// refuse writes the response for a request that a policy refused with err. ahead is whether that
-// was middleware, and no handler got the request: then the fields of the quota are set, and a
-// Content-Encoding is that of a writer that compresses.
+// refuse writes the response for a request that a policy refused with err. ahead reports whether middleware refused
+// the request before a handler received it. In that case, the fields of the quota are already set, and a
+// Content-Encoding belongs to a writer that compresses.
 func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead bool) {
 	if behavior.IsRefused(err) {
 		refund.Of(r.Context()).Refund()
@@ -249,7 +249,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	h := w.Header()
 	compressed := ahead && h["Content-Encoding"] != nil
 	for name := range h {
-		field := http.CanonicalHeaderKey(name) // a handler may have set "ETag" itself
+		field := http.CanonicalHeaderKey(name) // a handler may have set "ETag", which is not canonical
 		if slices.Contains(replaced, field) && !(compressed && field == "Content-Encoding") {
 			delete(h, name)
 		}
@@ -257,11 +257,12 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	if limit, ok := errors.AsType[*throttle.LimitedError](err); ok && p.Type == quotaExceeded && limit.Limit > 0 {
 		p.Violated = []string{s.quotaName(limit.Quota)}
 		if !ahead {
-			s.tell(h, throttle.Decision{
-				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Window.Every, ResetAfter: limit.RetryAfter(),
+			s.setFields(h, throttle.Decision{
+				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Window.Every,
+				ResetAfter: limit.RetryAfter(),
 			})
 			if limit.RetryAfter() == 0 {
-				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // for good
+				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // no t: the request can never be admitted
 			}
 		}
 	}
@@ -276,7 +277,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 			return
 		}
 	}
-	body, _ := json.Marshal(p) // strings and a number
+	body, _ := json.Marshal(p) // cannot fail: p holds strings and a number
 	h.Set("Content-Type", "application/problem+json")
 	if !compressed {
 		h.Set("Content-Length", strconv.Itoa(len(body)))
@@ -285,18 +286,18 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	_, _ = w.Write(body)
 }
 
-// replaced are the fields that belong to the response in whose place a refusal is written
-// (RFC 9110, section 8; RFC 9111, section 5; RFC 9530).
+// replaced lists the fields that describe the response that a refusal replaces (RFC 9110, section 8; RFC 9111,
+// section 5; RFC 9530). With an old ETag, for example, a client could cache the refusal.
 var replaced = []string{
 	"Accept-Ranges", "Age", "Cache-Control", "Cdn-Cache-Control", "Content-Digest", "Content-Disposition",
 	"Content-Encoding", "Content-Language", "Content-Length", "Content-Location", "Content-Range", "Content-Type",
 	"Etag", "Expires", "Last-Modified", "Repr-Digest", "Retry-After",
 }
 
-// A refusalWriter is what OnRefuse writes to.
+// A refusalWriter is the ResponseWriter of OnRefuse. It reports whether OnRefuse has written a response.
 type refusalWriter struct {
 	http.ResponseWriter
-	status int  // unless OnRefuse sets another
+	status int  // used unless OnRefuse sets another status
 	wrote  bool // the status has been written
 }
 
@@ -308,16 +309,16 @@ func (w *refusalWriter) WriteHeader(status int) {
 }
 
 func (w *refusalWriter) Write(p []byte) (int, error) {
-	w.begin()
+	w.writeStatus()
 	return w.ResponseWriter.Write(p)
 }
 
 func (w *refusalWriter) Flush() {
-	w.begin()
+	w.writeStatus()
 	_ = http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-func (w *refusalWriter) begin() {
+func (w *refusalWriter) writeStatus() {
 	if !w.wrote {
 		w.WriteHeader(w.status)
 	}
@@ -325,8 +326,7 @@ func (w *refusalWriter) begin() {
 
 func (w *refusalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// retryAfterSeconds returns the value of Retry-After for err: at least 1, or 0 if another
-// request is of no use.
+// retryAfterSeconds returns the value of Retry-After for err. It is at least 1, or 0 if another request cannot succeed.
 func retryAfterSeconds(err error) int64 {
 	end := behavior.Read(err)
 	if end.RetryAfter == 0 && !end.Retryable {
