@@ -498,7 +498,7 @@ func (a *attempt) unanswered(err error) error {
 	case a.wrongRequest(err):
 		return c.wrong(err)
 	}
-	if hopeless(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
+	if isPermanent(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
 		return c.finally(err)
 	}
 	return err

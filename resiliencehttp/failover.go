@@ -14,33 +14,35 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// Failover returns an http.RoundTripper that sends a request through the first of next and, if
-// that fails, through the others in turn: usually a [Transport] for each of several servers,
-// whose Base or Prepare knows where that is.
+// Failover returns an http.RoundTripper that sends a request through the first of next. If the request fails, Failover
+// sends it through the others, one after another. Usually next holds a [Transport] for each of several servers, whose
+// Base or Prepare sets the server's address:
 //
 //	first := &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
-//		r.URL.Scheme, r.URL.Host, r.Host = "https", "eu.example.com", "" // "": the server is told that of the URL
+//		r.URL.Scheme, r.URL.Host, r.Host = "https", "eu.example.com", "" // if Host is "", URL.Host is sent
 //		return nil
 //	}}
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
-// A request that may be repeated (see [Transport]) goes on after an error, or a response that
-// [DefaultJudge] or the Transport's Judge treats as a failure. An Idempotency-Key is taken for one
-// that they all know: if another server does not see what the first has done, Replayable must say
-// no, or a payment is made twice. Any other request goes on only if it has certainly had no effect:
-// a policy refused it, it was never sent, it was answered 429, 503 or 529, or the Judge said
-// [Resend]. A POST that was answered 502, or whose connection broke, reaches nobody else. Nothing
-// goes on once the caller has left. A RoundTripper around a Transport hides its Judge and its
-// Replayable. Envoy answers 503 also where the connection to the server broke after the request:
-// behind it, send no POST through Failover that must not act twice.
+// A request that may be repeated (see [Transport]) is sent to the next server after an error, or after a response that
+// [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that all servers know the same
+// Idempotency-Keys. If a server does not know the effects of requests to the others, Replayable must return false, or
+// a payment may be made twice.
 //
-// The body is sent again by GetBody. Without that, up to 1 MiB of it is copied while it is sent;
-// a longer one has no failover. If the last response is a failed one, the caller gets it. An error
-// names what each has met, in order, and asks to come back when the first does. Failover panics if
-// there is nothing in next, or nil.
+// Any other request is sent to the next server only if it has certainly had no effect: a policy refused the request, it
+// was never sent, the response was 429, 503 or 529, or the Judge returned [Resend]. A POST is not sent to another
+// server after a 502, or after its connection broke. No request is sent after the caller's ctx is done. A RoundTripper
+// around a Transport hides the Transport's Judge and Replayable. Envoy also responds with 503 if its connection to the
+// server breaks after it has sent the request. Behind Envoy, do not send a POST through Failover if the POST must not
+// have its effect twice.
+//
+// Failover resends the body with GetBody. If there is no GetBody, up to 1 MiB of the body is copied while it is sent,
+// and a request with a longer body is not sent to another server. If the last response is a failed one, the caller
+// gets it. An error lists the error of each server, in order. The longest RetryAfter of these errors applies. Failover
+// panics if next is empty or contains nil.
 func Failover(next ...http.RoundTripper) http.RoundTripper {
 	if len(next) == 0 || slices.Contains(next, nil) {
-		panic(errors.New("resiliencehttp: Failover needs a RoundTripper, not nil"))
+		panic(errors.New("resiliencehttp: Failover needs at least one RoundTripper, and none may be nil"))
 	}
 	return &failover{slices.Clone(next)}
 }
@@ -49,23 +51,23 @@ type failover struct{ next []http.RoundTripper }
 
 const failoverBuffer = 1 << 20
 
-// RoundTrip is that of http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	body := newRequestBody(req, failoverBuffer)
 	defer body.close()
-	var met []error
+	var errs []error
 	for i, next := range f.next {
-		way := route{pooled: true}
-		out := req.Clone(way.watch(req.Context()))
+		trace := route{pooled: true}
+		out := req.Clone(trace.watch(req.Context()))
 		if err := body.prepare(out); err != nil {
-			if req.Context().Err() != context.Canceled { // as an answer, it would close a circuit further out
-				err = &requestError{err: err}
+			if req.Context().Err() != context.Canceled {
+				err = &requestError{err: err} // an answer; after a cancellation, it would close an outer breaker
 			}
-			return nil, withTimeout(errors.Join(append(met, err)...))
+			return nil, withTimeout(errors.Join(append(errs, err)...))
 		}
-		resp, judged, err := ask(next, out)
-		if err != nil && body.any((*sentBody).atFault) { // no other server could take it
-			return nil, withTimeout(errors.Join(append(met, &requestError{err: err})...))
+		resp, judged, err := sendThrough(next, out)
+		if err != nil && body.any((*sentBody).failed) { // it would fail for the next server also
+			return nil, withTimeout(errors.Join(append(errs, &requestError{err: err})...))
 		}
 		failure := cmp.Or(err, judged, errNothing)
 		if resp != nil {
@@ -75,27 +77,28 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 				resp.Request = req
 			}
 		}
-		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && req.Context().Err() == nil &&
-			(repeats(next, req) || behavior.IsRefused(failure) || way.neverSent(body, failure) ||
+		tryNext := failure != nil && i+1 < len(f.next) && body.rewinds() && req.Context().Err() == nil &&
+			(replayableBy(next, req) || behavior.IsRefused(failure) || trace.neverSent(body, failure) ||
 				resp != nil && overloaded(resp.StatusCode) ||
 				resends(failure) && (resp == nil || !fromGateway(resp.StatusCode)))
-		if resp != nil && !goesOn {
+		if resp != nil && !tryNext {
 			return resp, nil
 		}
-		met = append(met, fmt.Errorf("resiliencehttp: %d of %d: %w", i+1, len(f.next), failure))
-		if !goesOn {
+		errs = append(errs, fmt.Errorf("resiliencehttp: %d of %d: %w", i+1, len(f.next), failure))
+		if !tryNext {
 			break
 		}
 		if resp != nil {
-			letGo(resp)
+			drainAndClose(resp)
 		}
 	}
-	return nil, withTimeout(errors.Join(met...))
+	return nil, withTimeout(errors.Join(errs...))
 }
 
-// letGo closes a response that nobody gets. What is left of it is read before, so that its connection serves again:
-// otherwise a server that is overloaded would have a new one for each request that it turns away.
-func letGo(resp *http.Response) {
+// drainAndClose closes a response that the caller does not get. First it reads the remaining body, up to 64 KiB and for
+// at most 1 second, because net/http reuses a connection only after that. Otherwise an overloaded server would have to
+// accept a new connection for each request that it rejects.
+func drainAndClose(resp *http.Response) {
 	if resp.ContentLength <= aheadLimit {
 		defer time.AfterFunc(drainTime, func() { _ = resp.Body.Close() }).Stop()
 		_, _ = io.CopyN(io.Discard, resp.Body, aheadLimit+1)
@@ -103,8 +106,8 @@ func letGo(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
-// ask sends req through next. judged is what the policies of a Transport saw in place of the response.
-func ask(next http.RoundTripper, req *http.Request) (resp *http.Response, judged, err error) {
+// sendThrough sends req through next. judged is the error that a Transport's policies saw instead of the response.
+func sendThrough(next http.RoundTripper, req *http.Request) (resp *http.Response, judged, err error) {
 	if t := transportOf(next); t != nil {
 		return t.roundTrip(req)
 	}
@@ -112,7 +115,7 @@ func ask(next http.RoundTripper, req *http.Request) (resp *http.Response, judged
 	return resp, nil, err
 }
 
-// transportOf returns the Transport that next is, or nil.
+// transportOf returns the Transport that next is or contains, or nil.
 func transportOf(next http.RoundTripper) *Transport {
 	switch next := next.(type) {
 	case *Transport:
@@ -123,15 +126,15 @@ func transportOf(next http.RoundTripper) *Transport {
 	return nil
 }
 
-// repeats reports whether next may be asked again with req.
-func repeats(next http.RoundTripper, req *http.Request) bool {
+// replayableBy reports whether req may be repeated, according to the Replayable of next if next has one.
+func replayableBy(next http.RoundTripper, req *http.Request) bool {
 	if t := transportOf(next); t != nil {
 		return t.replayable(req)
 	}
 	return replayable(req)
 }
 
-// CloseIdleConnections forwards to each.
+// CloseIdleConnections calls the method CloseIdleConnections of each RoundTripper that has one.
 func (f *failover) CloseIdleConnections() {
 	for _, next := range f.next {
 		if next, ok := next.(interface{ CloseIdleConnections() }); ok {
@@ -140,34 +143,34 @@ func (f *failover) CloseIdleConnections() {
 	}
 }
 
-// mayHedge reports whether req may be sent twice at once.
+// mayHedge reports whether two copies of req may be in flight at the same time.
 func (t *Transport) mayHedge(req *http.Request) bool {
 	return t.Hedge != nil && t.replayable(req) &&
 		(t.HedgeIf == nil && !keyed(req) || t.HedgeIf != nil && t.HedgeIf(req)) &&
 		(req.Body == nil || req.Body == http.NoBody || req.GetBody != nil) &&
-		len(req.Trailer) == 0 && // which the caller sets while one body is read
+		len(req.Trailer) == 0 && // the caller sets it while one body is read
 		req.Header.Get("Upgrade") == ""
 }
 
-// hedged sends req, and sends it once more if there is no response after a while. It returns
-// as send does.
+// hedged sends req, and sends it a second time if there is no response after the Hedger's delay. Its results are those
+// of send.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
 	defer func() { h.closeExcept(resp) }() // also if user code panics
 
-	about := &call{Context: req.Context(), req: req, host: hostOf(req)} // no policy runs for it: it tells the host
-	resp, err = t.Hedge.Do(about, h.send)
+	info := &call{Context: req.Context(), req: req, host: hostOf(req)} // for HostOf in the Hedger's hooks
+	resp, err = t.Hedge.Do(info, h.send)
 	switch {
 	case err == nil:
 		return resp, nil, nil
 	case len(h.responses) == 0,
-		errors.Is(err, req.Context().Err()): // Err() is nil while the caller waits, and errors.Is(err, nil) is false then
+		errors.Is(err, req.Context().Err()): // false if ctx is not done, because err is not nil
 		return nil, nil, withTimeout(err)
 	}
-	return h.responses[len(h.responses)-1], err, nil // the last failed response, as without a hedge
+	return h.responses[len(h.responses)-1], err, nil // the last failed response, as send returns it
 }
 
-// A hedging is one request that is sent several times at once.
+// A hedging is a request of which several copies may be in flight.
 type hedging struct {
 	t     *Transport
 	req   *http.Request // the caller's
@@ -175,27 +178,27 @@ type hedging struct {
 
 	mu        sync.Mutex
 	responses []*http.Response
-	routes    []*route // of the attempts
+	routes    []*route // the routes of the attempts
 }
 
-// A failedResponse is the error that the Hedger sees in place of one.
+// A failedResponse is the error that the Hedger sees instead of a failed response.
 type failedResponse struct{ error }
 
 func (f failedResponse) Unwrap() error { return f.error }
 
-// send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
-// cancels that when it returns: the end of its body ends what it is read under.
+// send sends the request once. It stops waiting for the response when ctx is done. The Hedger cancels ctx when it
+// returns, but the response is read after that. So the response has its own ctx, which ends with the body.
 func (h *hedging) send(ctx context.Context) (*http.Response, error) {
-	h.leaveSilent()
+	h.abandonSilent()
 	sending, cancel := context.WithCancelCause(h.req.Context())
-	leave := context.AfterFunc(ctx, func() {
-		if h.req.Context().Err() == nil { // which ends sending, too: as a deadline, if it is one
+	detach := context.AfterFunc(ctx, func() {
+		if h.req.Context().Err() == nil { // otherwise sending is done, with DeadlineExceeded after a deadline
 			cancel(context.Cause(ctx))
 		}
 	})
 	var resp *http.Response
 	defer func() {
-		leave()
+		detach()
 		if resp == nil {
 			cancel(nil)
 		}
@@ -224,9 +227,9 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	return resp, nil
 }
 
-// leaveSilent has a second request use another connection, if the first waits on one of HTTP/2 that has been silent
-// since.
-func (h *hedging) leaveSilent() {
+// abandonSilent abandons the HTTP/2 connection on which an earlier copy of the request waits, if no response has arrived
+// on that connection since. Otherwise both copies would wait on a connection that may be lost.
+func (h *hedging) abandonSilent() {
 	h.mu.Lock()
 	routes := slices.Clone(h.routes)
 	h.mu.Unlock()
@@ -245,8 +248,8 @@ func (h *hedging) add(r *route) {
 	h.routes = append(h.routes, r)
 }
 
-// closeExcept closes what the caller does not get, after all sends have returned, and the body of
-// its request, of which each has sent a copy.
+// closeExcept closes the responses that the caller does not get, after all sends have returned. It also closes the body
+// of the caller's request, because each send sent a copy from GetBody.
 func (h *hedging) closeExcept(chosen *http.Response) {
 	closeBody(h.req)
 	for _, resp := range h.responses {

@@ -15,17 +15,19 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A StatusError is the error that policies see in place of a response: see [DefaultJudge].
+// A StatusError is the error that policies see instead of a failed response; see [DefaultJudge].
 type StatusError struct {
-	StatusCode int         // 503
-	Header     http.Header // a copy of the response's
-	Method     string      // of the request; "" if the response has none
-	Host       string      // of the request's URL
+	StatusCode int         // for example 503
+	Header     http.Header // a copy of the response's header
+	Method     string      // the request's method; "" if the response has no Request
+	Host       string      // the host of the request's URL; "" if the response has no Request
 
-	final bool
-	after time.Duration // by the RetryAfter of a Transport
+	final bool          // the request must not be sent again
+	after time.Duration // the result of the Transport's RetryAfter; 0 if there is none
 }
 
+// Error returns the status with the method and the host of the request. It omits the path and the query, which may
+// contain secrets.
 func (e *StatusError) Error() string {
 	s := "resiliencehttp: status " + strconv.Itoa(e.StatusCode)
 	if text := http.StatusText(e.StatusCode); text != "" {
@@ -37,9 +39,9 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// RetryAfter returns for how long the server asked not to be asked again: by the RetryAfter of
-// the [Transport], or else by its Retry-After field; 0 if that has no form of RFC 9110. A date is
-// compared with the Date of the response, if that has one.
+// RetryAfter returns the time until the server accepts another request, as it has requested. This is the result of the
+// [Transport]'s RetryAfter. If there is none, it is the value of the field Retry-After, or 0 if the field is missing or
+// invalid. The time until a date is measured from the response's Date, or from now if the response has no Date.
 func (e *StatusError) RetryAfter() time.Duration {
 	value := e.Header.Get("Retry-After")
 	if e.after > 0 || value == "" {
@@ -55,11 +57,10 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be sent again.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// Answered reports whether the status is an answer of a server that works: true for every
-// status below 500.
+// Answered reports whether the status is the answer of a server that works. It returns true for each status below 500.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
-// Throttled reports whether the server turned the request away to shed load: 429, 503 or 529.
+// Throttled reports whether the server rejected the request to shed load. It returns true for 429, 503 and 529.
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 
 func overloaded(code int) bool {
@@ -67,23 +68,22 @@ func overloaded(code int) bool {
 	return code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable || code == siteOverloaded
 }
 
-// ErrorType returns the status code, for the attribute error.type of OpenTelemetry.
+// ErrorType returns the status code in decimal, for the attribute error.type of OpenTelemetry.
 func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 
-// DefaultJudge returns the error that policies see in place of a response, by its status. It
-// reads nothing ahead, and takes nil for an Ahead.
+// DefaultJudge returns the error that policies see instead of a response. It classifies the response by its status, and
+// reads nothing ahead. The Ahead may be nil.
 //
-//   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server, or a
-//     proxy that could not reach it, failed.
-//   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works, and the
-//     client is too fast.
-//   - For 408 and 425 it returns the same if the request may be sent again: the server
-//     did not get it in time, or not securely enough.
-//   - For every other status it returns nil. Only the caller can judge 404 or 409, and another
-//     attempt does not change 501.
+//   - For 500, 502, 503, 504, 507 and 520 to 530, it returns a [*StatusError]: the server failed, or a proxy could not
+//     reach the server.
+//   - For 429, it returns a *StatusError that is [resilience.Answered]: the server works, and the client sends too many
+//     requests.
+//   - For 408 and 425, it returns the same if the request may be sent again: the server did not receive the request in
+//     time, or not over a connection that excludes a replay.
+//   - For any other status, it returns nil. Only the caller can classify 404 or 409, and a retry does not change 501.
 //
-// The StatusError is Retryable if the request may be sent again: by the [Transport] of the
-// request, or by the method and the idempotency key of resp.Request.
+// The StatusError is Retryable if the request may be sent again. The request's [Transport] decides that. If there is
+// none, the method and the idempotency key of resp.Request decide.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false
@@ -102,8 +102,8 @@ func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	return failed
 }
 
-// classify returns the StatusError of resp, which shares its Header, or nil. The call is that of
-// resp, if there is one.
+// classify returns the StatusError of resp, or nil. The StatusError shares resp's Header. c is the call that resp
+// belongs to, or nil.
 func classify(resp *http.Response, c *call, mayRepeat bool) *StatusError {
 	switch code := resp.StatusCode; {
 	case failed(code), code == http.StatusTooManyRequests:
@@ -121,7 +121,7 @@ func classify(resp *http.Response, c *call, mayRepeat bool) *StatusError {
 	return e
 }
 
-// failed reports whether a status is a failure of the server, or of a proxy before it.
+// failed reports whether a status is a failure of the server, or of a proxy in front of the server.
 func failed(code int) bool {
 	switch code {
 	case http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
@@ -130,16 +130,16 @@ func failed(code int) bool {
 	return fromGateway(code) || 520 <= code && code <= 530
 }
 
-// fromGateway reports whether a status is that of a gateway which does not know what the server
-// behind it has done.
+// fromGateway reports whether a status comes from a gateway. The gateway does not know whether the server behind it has
+// processed the request.
 func fromGateway(code int) bool {
 	return code == http.StatusBadGateway || code == http.StatusGatewayTimeout
 }
 
-// Resend marks the error of a Judge: the request has had no effect, so it may be sent again
-// even if its method forbids that, as a POST that was answered 429 before it was served. Its
-// body must be one that can be sent again. It has no effect on a response of status 502 or
-// 504: a gateway does not know what the server behind it has done. Resend(nil) is nil.
+// Resend marks the error of a Judge. The mark means that the request had no effect, so it may be sent again even if its
+// method forbids that. An example is a POST that the server rejected with 429. The request is sent again only if its
+// body is rewindable. Resend has no effect on a response of status 502 or 504, because a gateway does not know whether
+// the server behind it has processed the request. Resend(nil) is nil.
 func Resend(err error) error {
 	if err == nil {
 		return nil
@@ -155,13 +155,13 @@ func (e *resendError) Retryable() bool { return true }
 
 func resends(err error) bool { return is[*resendError](err) }
 
-// retryAfter returns the time from now that the value of a Retry-After field (RFC 9110,
-// section 10.2.3) asks for, in seconds or as a date in one of its three forms. It returns 0
-// for any other value and for a date in the past, and does not overflow.
+// retryAfter returns the time from now to the instant in the value of a Retry-After field (RFC 9110, section 10.2.3).
+// The value is a number of seconds, or a date in one of its three forms. retryAfter returns 0 for any other value and
+// for a date in the past. A value that overflows a time.Duration returns its maximum, in whole seconds.
 func retryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	n, err := strconv.ParseUint(value, 10, 63)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // n is the greatest then
+	if err == nil || errors.Is(err, strconv.ErrRange) { // after ErrRange, n is the maximum
 		return time.Duration(min(n, math.MaxInt64/uint64(time.Second))) * time.Second
 	}
 	date, err := http.ParseTime(value)
@@ -171,10 +171,10 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, date.Sub(now))
 }
 
-// A requestError is the error of a request that is wrong in itself. It describes neither the server nor the
-// network, and another attempt would fail in the same way. The policies of a [Transport] see it as a refusal, which
-// they do not count: as an answer, it would close the breaker of a dead host. The caller gets it as an answer,
-// because a saga repeats a refused call until it is made.
+// A requestError is the error of a request that is invalid itself. The error does not depend on the server or the
+// network, and another attempt would fail in the same way. The policies of a [Transport] see a refusal, which they do
+// not count: an answer would close the breaker of a dead host. The caller sees an answer: a saga would repeat a refused
+// call forever.
 type requestError struct {
 	err      error
 	deciding atomic.Bool // the policies have not returned yet
@@ -186,8 +186,8 @@ func (e *requestError) Refused() bool   { return e.deciding.Load() || behavior.I
 func (e *requestError) Answered() bool  { return true }
 func (e *requestError) Retryable() bool { return false }
 
-// A waitError is the error of an attempt that this process could not make, because it has no connection,
-// file descriptor or local port left. It says nothing about the server.
+// A waitError is the error of an attempt that was not made because this process had no connection, file descriptor or
+// local port left. It is a refusal, because it does not describe the server.
 type waitError struct{ err error }
 
 func (e *waitError) Error() string   { return e.err.Error() }
@@ -195,15 +195,15 @@ func (e *waitError) Unwrap() error   { return e.err }
 func (e *waitError) Refused() bool   { return true }
 func (e *waitError) Retryable() bool { return true }
 
-// A timeoutError wraps an error that has a timeout in it, such as a retrier's. It has a
-// method Timeout itself, since [net/url.Error] does not look further in.
+// A timeoutError wraps an error that has a timeout somewhere in its chain, such as a retrier's. It has its own method
+// Timeout, because the Timeout of [net/url.Error] only reads the error that it wraps directly.
 type timeoutError struct{ err error }
 
 func (e *timeoutError) Error() string { return e.err.Error() }
 func (e *timeoutError) Unwrap() error { return e.err }
 func (e *timeoutError) Timeout() bool { return true }
 
-// withTimeout returns err, in a timeoutError if it needs one.
+// withTimeout returns err, wrapped in a timeoutError if err has a timeout in its chain but no method Timeout itself.
 func withTimeout(err error) error {
 	if _, ok := err.(interface{ Timeout() bool }); !ok && behavior.IsTimeout(err) {
 		return &timeoutError{err}
@@ -211,9 +211,9 @@ func withTimeout(err error) error {
 	return err
 }
 
-// hopeless reports whether another attempt would fail with err again: there is no such host,
-// the server's certificate is not trusted, or it speaks no TLS.
-func hopeless(err error) bool {
+// isPermanent reports whether another attempt would fail in the same way: the host does not exist, the server's
+// certificate is not trusted, or the server does not use TLS.
+func isPermanent(err error) bool {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return dns.IsNotFound
 	}

@@ -180,7 +180,7 @@ func (r *route) unasked(c *call) bool {
 // wrongRequest reports whether the request itself is the reason for err, which the attempt has failed with.
 func (a *attempt) wrongRequest(err error) bool {
 	return is[*requestError](err) || // of a Transport within Base, or of GetBody
-		a.call.body.any((*sentBody).atFault) ||
+		a.call.body.any((*sentBody).failed) ||
 		a.Err() == nil && a.route.unasked(a.call) ||
 		is[*net.AddrError](err) || // the port
 		hasWrongRequestText(err)

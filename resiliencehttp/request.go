@@ -288,8 +288,8 @@ func (b *sentBody) touched() bool {
 	return b.begun || b.memory != nil && int64(b.memory.Len()) != b.declared
 }
 
-// atFault reports whether the body failed, or is longer or shorter than its declared length.
-func (b *sentBody) atFault() bool {
+// failed reports whether the body failed, or is longer or shorter than its declared length.
+func (b *sentBody) failed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	wrong := b.declared > 0 && (b.length > b.declared || b.atEnd && b.length < b.declared)
