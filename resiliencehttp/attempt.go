@@ -219,8 +219,8 @@ func (a *attempt) awaitServer() {
 	a.arm(now)
 }
 
-// heard has Idle begin anew, if it counts.
-func (a *attempt) heard() {
+// resetIdle restarts Idle, if it applies.
+func (a *attempt) resetIdle() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if l := &a.limits[ofSilence]; !l.at.IsZero() {

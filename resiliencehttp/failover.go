@@ -227,8 +227,8 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	return resp, nil
 }
 
-// abandonSilent abandons the HTTP/2 connection on which an earlier copy of the request waits, if no response has arrived
-// on that connection since. Otherwise both copies would wait on a connection that may be lost.
+// abandonSilent abandons the HTTP/2 connection on which an earlier copy of the request waits, if no response has
+// arrived on that connection since. Otherwise both copies would wait on a connection that may be lost.
 func (h *hedging) abandonSilent() {
 	h.mu.Lock()
 	routes := slices.Clone(h.routes)

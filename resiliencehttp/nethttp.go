@@ -161,7 +161,7 @@ func (r *route) neverSent(body *requestBody, err error) bool {
 	stage, got := r.stage, r.got
 	r.mu.Unlock()
 	switch {
-	case got || body.any((*sentBody).touched):
+	case got || body.any((*sentBody).wasRead):
 		return false
 	case stage != unasked, behavior.IsRefused(err):
 		return true

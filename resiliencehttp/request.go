@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// RequestFrom returns the request of the [Transport]'s call that ctx belongs to, or nil and
-// false. It must not be changed.
+// RequestFrom returns the request whose policies a [Transport] runs under ctx. It returns nil and false if ctx does not
+// belong to a Transport's call. Do not change the request.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	if c := callOf(ctx); c != nil {
 		return c.req, true
@@ -24,13 +24,13 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	return nil, false
 }
 
-// HostOf returns the server, as "host:port", of the request which ctx belongs to: the key of a
-// Group with a member for each server. It is that of the URL that the caller has set, whatever
-// the field Host says: in lower case, without a final dot, and with the port 80 for http or 443
-// for https if the URL has none. It is "" if ctx is not that of a [Transport]'s call.
+// HostOf returns the server of the request that ctx belongs to, as "host:port". It is the key of a Group with a member
+// for each server. The server is the host of the caller's URL, in lower case and without a final dot. The field Host is
+// ignored. If the URL has no port, the port is 80 for http or 443 for https. HostOf returns "" if ctx does not belong
+// to a [Transport]'s call.
 //
-// A Prepare that changes the server comes too late for the policies, which hold the failures of
-// one against the other. Change it further out, or in a RoundTripper of [Failover].
+// Prepare runs inside the policies. If Prepare changes the server, the policies count the failures of the new server
+// for the old one. Change the server in an outer RoundTripper, or in the Transports of [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host
@@ -51,8 +51,8 @@ func hostOf(req *http.Request) string {
 
 var ports = map[string]string{"http": "80", "https": "443"}
 
-// replayable reports whether sending a request twice has the effect of sending it once: by
-// its method (RFC 9110, section 9.2.2), or because it is keyed.
+// replayable reports whether sending a request twice has the same effect as sending it once. Its method decides
+// (RFC 9110, section 9.2.2), or an idempotency key.
 func replayable(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
@@ -62,25 +62,24 @@ func replayable(req *http.Request) bool {
 	return keyed(req)
 }
 
-// keyed reports whether the request has a key by which the server recognizes a repetition.
+// keyed reports whether the request has an idempotency key, by which the server recognizes a repetition.
 func keyed(req *http.Request) bool {
 	_, key := req.Header["Idempotency-Key"]
 	_, xkey := req.Header["X-Idempotency-Key"]
 	return key || xkey
 }
 
-// A requestBody provides the caller's body to one attempt after another. It is nil for a
-// request without a body.
+// A requestBody provides the caller's body to consecutive attempts. It is nil for a request without a body.
 type requestBody struct {
 	req    *http.Request
 	copied *copiedBody // the caller's body, if it is copied while it is sent; otherwise nil
-	used   bool        // an attempt has taken the caller's own body
+	used   bool        // an attempt has used req.Body
 
 	mu   sync.Mutex
-	sent []*sentBody // of the latest attempt; several if Base calls GetBody
+	sent []*sentBody // the bodies of the latest attempt; more than one if Base calls GetBody
 }
 
-// newRequestBody returns the body of req, of which up to limit bytes are copied while they are sent.
+// newRequestBody returns the body of req. If req has no GetBody, up to limit bytes are copied while they are sent.
 func newRequestBody(req *http.Request, limit int64) *requestBody {
 	if req.Body == nil || req.Body == http.NoBody {
 		return nil
@@ -92,12 +91,12 @@ func newRequestBody(req *http.Request, limit int64) *requestBody {
 	return b
 }
 
-// rewinds reports whether the body can be sent again after an attempt has taken it.
+// rewinds reports whether the body can be sent again after an attempt has used it.
 func (b *requestBody) rewinds() bool {
 	return b == nil || b.req.GetBody != nil || b.copied != nil && b.copied.whole()
 }
 
-// open returns the body from its beginning.
+// open returns a reader of the whole body for the next attempt.
 func (b *requestBody) open() (io.ReadCloser, error) {
 	first := !b.used
 	b.used = true
@@ -112,7 +111,7 @@ func (b *requestBody) open() (io.ReadCloser, error) {
 	return nil, errBodyGone
 }
 
-// prepare puts the body for the next attempt into out.
+// prepare sets Body, GetBody and Trailer of out for the next attempt.
 func (b *requestBody) prepare(out *http.Request) error {
 	if b == nil {
 		return nil
@@ -132,14 +131,14 @@ func (b *requestBody) prepare(out *http.Request) error {
 	out.GetBody = func() (io.ReadCloser, error) {
 		body, err := b.again()
 		if err != nil {
-			return nil, &requestError{err: err} // net/http returns it
+			return nil, &requestError{err: err} // net/http returns it as the error of the request
 		}
 		return b.track(body), nil
 	}
 	return nil
 }
 
-// again returns the body from its beginning for a second use.
+// again returns a reader of the whole body for GetBody.
 func (b *requestBody) again() (io.ReadCloser, error) {
 	if b.copied != nil {
 		return b.copied.open()
@@ -147,8 +146,8 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 	return b.req.GetBody()
 }
 
-// track has the body of an attempt remember how it was read. One that is in memory is left
-// alone: net/http sends it together with the fields, in one write.
+// track returns a body that records how it is read. It returns a body in memory unchanged: net/http sends such a body
+// in one write with the header, but only if net/http recognizes its type.
 func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	if body == http.NoBody {
 		return body
@@ -164,9 +163,8 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	return s
 }
 
-// retire closes the bodies of the last attempt and waits until no Read of them is under
-// way. The next body may be the same file, and a RoundTripper may continue to read after it
-// has returned.
+// retire closes the bodies of the last attempt and waits until none of their Reads is in progress. A RoundTripper may
+// continue to read after it has returned. If the next body is the same file, both would move its offset.
 func (b *requestBody) retire(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,7 +177,7 @@ func (b *requestBody) retire(ctx context.Context) error {
 	return nil
 }
 
-// any reports whether f is true of a body of the last attempt.
+// any reports whether f returns true for any body of the last attempt.
 func (b *requestBody) any(f func(*sentBody) bool) bool {
 	if b == nil {
 		return false
@@ -189,7 +187,7 @@ func (b *requestBody) any(f func(*sentBody) bool) bool {
 	return slices.ContainsFunc(b.sent, f)
 }
 
-// close closes the caller's body if no attempt took it. No other attempt follows.
+// close closes the caller's body if no attempt has used it. It is called after the last attempt.
 func (b *requestBody) close() {
 	switch {
 	case b == nil:
@@ -206,25 +204,25 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// A sentBody is the body of one attempt. It remembers how it was read.
+// A sentBody is the body of one attempt. It records how it is read.
 type sentBody struct {
 	source   io.ReadCloser
-	declared int64         // length, if more than 0
+	declared int64         // the request's ContentLength; unknown if 0 or less
 	reading  chan struct{} // holds a value during a Read
-	memory   inMemory      // what net/http reads in its place, if not nil
+	memory   inMemory      // the reader that net/http uses instead of the sentBody; may be nil
 	sent     func()        // called at the end of the body and when it is closed; set before it is sent
 
 	mu     sync.Mutex
-	begun  bool
+	begun  bool // Read was called
 	closed bool
 	broken bool // the source failed
 	atEnd  bool
-	length int64 // so far
+	length int64 // number of bytes read so far
 }
 
 var (
 	errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
-	errBodyGone   = errors.New("the part that was sent is not kept")
+	errBodyGone   = errors.New("no GetBody, and no copy of the part that was sent")
 )
 
 func (b *sentBody) Read(p []byte) (int, error) {
@@ -245,11 +243,12 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	b.length += int64(n)
 	b.atEnd = err == io.EOF
-	b.broken = err != nil && !b.atEnd && !b.closed // a Read that Close interrupts has not failed
+	b.broken = err != nil && !b.atEnd && !b.closed // if Close interrupts a Read, the source has not failed
 	return n, err
 }
 
-// onSent has f called when the body has been read to its end or is closed, before Base has it.
+// onSent sets f, which is called when the body has been read to its end, and when it is closed. onSent must be called
+// before Base gets the body.
 func (b *sentBody) onSent(f func()) { b.sent = f }
 
 func (b *sentBody) Close() error {
@@ -266,10 +265,10 @@ func (b *sentBody) Close() error {
 	return b.source.Close()
 }
 
-// retire closes the body and waits for the Read under way to return.
+// retire closes the body and waits until no Read is in progress.
 func (b *sentBody) retire(ctx context.Context) error {
 	_ = b.Close()
-	if _, copied := b.source.(*copyReader); copied { // the next reader gets what this Read gets
+	if _, copied := b.source.(*copyReader); copied { // the bytes of a Read in progress are copied for the next reader
 		return nil
 	}
 	select {
@@ -281,14 +280,14 @@ func (b *sentBody) retire(ctx context.Context) error {
 	}
 }
 
-// touched reports whether the body has been read.
-func (b *sentBody) touched() bool {
+// wasRead reports whether any part of the body may have been read.
+func (b *sentBody) wasRead() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.begun || b.memory != nil && int64(b.memory.Len()) != b.declared
 }
 
-// failed reports whether the body failed, or is longer or shorter than its declared length.
+// failed reports whether reading the body failed, or the body is longer or shorter than its declared length.
 func (b *sentBody) failed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -17,35 +17,35 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A body is the body of a response. What was read ahead of the caller is read first. When it
-// ends, the work ends, and the policies release what they hold.
+// A body is the body of a response. The caller first reads the bytes that were read ahead. When the body ends, the work
+// ends, and the policies release their resources.
 type body struct {
-	inner   io.ReadCloser // Base's
+	inner   io.ReadCloser // Base's body
 	attempt *attempt
 
-	begun    bool           // the first byte has come: Idle applies
-	touched  bool           // something was read ahead, or its end was found
-	ahead    []byte         // read ahead and not yet by the caller
-	aheadErr error          // what follows ahead: io.EOF, or how it broke off; nil: inner does
-	small    [64]byte       // the first memory of ahead
-	from     *http.Response // that drain has copied, whose Trailer inner sets
-	filling  chan struct{}  // closed when drain has ended; nil if it has not begun
-	crash    any            // that drain ended with; it panics in the Read that waits, or nowhere
+	begun    bool           // Idle applies; before that, ResponseHeaderTimeout applies
+	touched  bool           // the Transport may have read from inner, so the caller must not get inner itself
+	ahead    []byte         // bytes that were read ahead and that the caller has not read yet
+	aheadErr error          // the error after ahead, such as io.EOF; nil if inner has more
+	small    [64]byte       // the initial memory of ahead
+	from     *http.Response // the response that drain has copied; inner sets its Trailer. nil without drain
+	filling  chan struct{}  // closed when drain's goroutine has ended; nil if drain was not called
+	crash    any            // value of a panic in drain's goroutine; a later Read panics with it
 
-	once    sync.Once   // of Close of inner
-	unwatch func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
-	waiting atomic.Bool // a Read is under way that began before the attempt's ctx ended
-	closing atomic.Bool
+	once    sync.Once   // calls inner.Close
+	unwatch func() bool // stops the AfterFunc of the attempt's ctx; may be nil
+	waiting atomic.Bool // a Read is in progress that started before the attempt's ctx was done
+	closing atomic.Bool // Close was called
 }
 
-// aheadLimit is how many bytes are read ahead at most, and drainTime is for how long drain may
-// delay the next attempt.
+// aheadLimit is the maximum number of bytes that are read ahead. drainTime is the maximum time by which drain delays
+// the next attempt.
 const (
 	aheadLimit = 64 << 10
 	drainTime  = time.Second
 )
 
-// fill reads ahead until there are n bytes, or the end is found.
+// fill reads ahead until ahead has n bytes, or read returns an error.
 func (b *body) fill(n int, read func([]byte) (int, error)) {
 	for len(b.ahead) < n && b.aheadErr == nil {
 		switch {
@@ -63,13 +63,13 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 	}
 }
 
-// begin has Idle count in place of ResponseHeaderTimeout.
+// begin ends ResponseHeaderTimeout. From then on, Idle applies.
 func (b *body) begin() {
 	b.begun = true
 	b.attempt.unlimit(ofSilence)
 }
 
-// read reads from Base, for at most Idle, unless ResponseHeaderTimeout still counts.
+// read reads from Base's body, for at most Idle. Before begin, ResponseHeaderTimeout applies instead, if it is set.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.ResponseHeaderTimeout <= 0 {
 		b.attempt.awaitServer()
@@ -78,18 +78,19 @@ func (b *body) read(p []byte) (int, error) {
 	return b.inner.Read(p)
 }
 
-// broken reports whether the body has broken off while it was read ahead.
+// broken reports whether reading ahead has failed.
 func (b *body) broken() bool { return b.aheadErr != nil && b.aheadErr != io.EOF }
 
-// mayBeRead reports whether reading the body ahead is of use: a connection is not.
+// mayBeRead reports whether the body may be read ahead. Reading from the connection after a 101 could block until the
+// caller writes to it.
 func (b *body) mayBeRead() bool {
 	a := b.attempt
 	return mayHaveBody(a.call.req, a.resp) && a.resp.StatusCode != http.StatusSwitchingProtocols
 }
 
-// drain reads a failed response into memory and closes it, so that its connection serves
-// again. It reports whether it got all of it. Otherwise the body is too long or too slow, and
-// is still open. A goroutine reads, since only Close would interrupt a Read that is too slow.
+// drain reads a failed response into memory and closes it. Otherwise net/http could not reuse its connection. drain
+// reports whether it has read the whole body. If the body is too long or too slow, drain returns false and the body is
+// still open. A separate goroutine reads, because only Close could interrupt a slow Read.
 func (b *body) drain() bool {
 	a := b.attempt
 	if a.resp.ContentLength > aheadLimit {
@@ -119,19 +120,19 @@ func (b *body) drain() bool {
 	}
 }
 
-// readForDrain reads from Base. Idle does not count while the policies wait, and from byte to byte
-// once the caller does.
+// readForDrain reads from Base's body. Idle does not apply while the policies wait. After that, the caller's Read may
+// wait for drain. Then Idle applies, and restarts with each byte.
 func (b *body) readForDrain(p []byte) (int, error) {
 	n, err := b.inner.Read(p)
 	if n > 0 {
-		b.attempt.heard()
+		b.attempt.resetIdle()
 	}
 	return n, err
 }
 
-// open returns the body that the caller gets. The work also ends with the ctx of the attempt,
-// even if the caller neither reads nor closes the body. A connection (101 Switching Protocols)
-// does not end with the ctx.
+// open returns the body for the caller. The work also ends when the attempt's ctx is done. Otherwise a caller that
+// neither reads nor closes the body would hold its slot forever. A connection after 101 Switching Protocols does not
+// end with the ctx.
 func (b *body) open() io.ReadCloser {
 	a := b.attempt
 	if duplex(a.resp) {
@@ -168,7 +169,7 @@ func (b *body) Read(p []byte) (int, error) {
 		n, err = b.read(p)
 		if err == nil || err == io.EOF {
 			b.waiting.Store(false)
-		} // otherwise the AfterFunc of open, which may come first, is to see that a Read was waiting
+		} // otherwise the AfterFunc of open may run first, and must find that a Read was waiting
 	}
 	if err != nil {
 		if err != io.EOF {
@@ -187,7 +188,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 // Close ends the work without an error, even if the body has not been read to its end.
 func (b *body) Close() error {
-	b.closing.Store(true) // a Read that this interrupts has not failed
+	b.closing.Store(true) // the error of a Read that Close interrupts is not a failure of the server
 	defer b.finish(nil, false)
 	return b.closeInner()
 }
@@ -197,8 +198,8 @@ func (b *body) closeInner() (err error) {
 	return err
 }
 
-// finish ends the work when Read or Close returns, so that slots are free and counts are
-// exact by then, unless ctx has just ended.
+// finish ends the work before Read or Close returns. When the caller continues, slots are released and metrics are
+// exact, unless ctx is done at the same moment.
 func (b *body) finish(err error, waiting bool) {
 	if b.unwatch != nil {
 		b.unwatch()
@@ -206,19 +207,18 @@ func (b *body) finish(err error, waiting bool) {
 	b.end(err, waiting)
 }
 
-// end ends the work with err. waiting is whether a Read was waiting for the server at that
-// time.
+// end ends the work with err. waiting reports whether a Read was waiting for the server.
 func (b *body) end(err error, waiting bool) {
-	err = b.brokeOff(err, waiting)
+	err = b.result(err, waiting)
 	b.attempt.end()
 	b.attempt.call.ended()
 	b.attempt.call.work.End(err)
 }
 
-// brokeOff returns what the policies hear of the end of the body with err. It is nil if the
-// caller has read it all, has closed it, or was too slow to read it in time, and wraps
-// context.Canceled if the caller has left.
-func (b *body) brokeOff(err error, waiting bool) error {
+// result returns the error that the policies receive for a body that ends with err. It is nil if the caller has read
+// the whole body, has closed it, or was too slow to read it in time. It wraps context.Canceled if the caller has
+// canceled.
+func (b *body) result(err error, waiting bool) error {
 	a := b.attempt
 	caller := a.call.caller
 	switch {
@@ -234,51 +234,48 @@ func (b *body) brokeOff(err error, waiting bool) error {
 	return nil
 }
 
-// ReportFailure tells the policies that a response failed although its status says otherwise, as the
-// caller has found in its body: an event of a stream that reports an error, say. Close the body
-// afterwards. ReportFailure reports false, and tells nobody, if no policy of a [Transport] holds
-// anything for resp, if its body has been read to its end or closed, or if err is nil. It goes by
-// resp.Request, so the Body may be wrapped.
+// ReportFailure reports to the policies that a response failed with err, although its status is a success. For example,
+// the caller has read an event that describes an error. Close the body afterwards. ReportFailure returns false and has
+// no effect if no policy of a [Transport] holds resources for resp, if the body has been read to its end or closed, or
+// if err is nil. ReportFailure uses resp.Request, so the Body may be wrapped.
 //
-// A body that was read to its end is a success. A stream that ends without its last event needs
-// a Base whose Body returns [io.ErrUnexpectedEOF] then, or a ReportFailure before io.EOF is returned.
+// A body that was read to its end is a success. A stream that ends without its last event counts as a failure only if
+// Base's Body returns [io.ErrUnexpectedEOF], or if ReportFailure is called before Body returns io.EOF.
 func ReportFailure(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
 	}
-	told := false
+	reported := false
 	for c := callOf(resp.Request.Context()); c != nil && c.work.Held(); c = c.inner {
 		c.work.End(err)
-		told = true
+		reported = true
 	}
-	return told
+	return reported
 }
 
-// mayHaveBody reports whether a response to req with this status may have a body (RFC 9110,
-// section 6.4.1), or be a connection. Its end is not waited for otherwise, so that callers
-// need not close it. A ContentLength of 0 does not say so: a RoundTripper that does not know
-// the length leaves it at 0, and trailers may follow.
+// mayHaveBody reports whether the status of a response to req allows a body (RFC 9110, section 6.4.1), or a connection.
+// If not, the work does not wait for the end of the body, because callers need not close it. A ContentLength of 0 does
+// not exclude a body: a RoundTripper that does not know the length may leave it at 0, and trailers may follow.
 func mayHaveBody(req *http.Request, resp *http.Response) bool {
 	return req.Method != http.MethodHead &&
 		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified
 }
 
-// paused reports whether a response is a stream whose sender may pause: of events, or of parts.
+// paused reports whether a response is a stream of events or of parts, whose sender may pause.
 func paused(resp *http.Response) bool {
 	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	kind = strings.ToLower(strings.TrimSpace(kind))
 	return kind == "text/event-stream" || strings.HasPrefix(kind, "multipart/")
 }
 
-// duplex reports whether the response's body is a connection that can be written to, as
-// after 101 Switching Protocols.
+// duplex reports whether the response's body is the connection after 101 Switching Protocols, and can be written to.
 func duplex(resp *http.Response) bool {
 	_, ok := resp.Body.(io.Writer)
 	return ok && resp.StatusCode == http.StatusSwitchingProtocols
 }
 
-// A duplexBody is the connection after 101 Switching Protocols. One direction may end
-// before the other, so only Close ends the work.
+// A duplexBody is the connection after 101 Switching Protocols. Only Close ends its work, because one direction may end
+// before the other.
 type duplexBody struct {
 	*body
 	w io.Writer
@@ -287,7 +284,7 @@ type duplexBody struct {
 func (b *duplexBody) Read(p []byte) (int, error)  { return b.inner.Read(p) }
 func (b *duplexBody) Write(p []byte) (int, error) { return b.w.Write(p) }
 
-// CloseWrite forwards to the body of net/http.
+// CloseWrite calls CloseWrite of Base's body. net/http's body has that method if the connection has it.
 func (b *duplexBody) CloseWrite() error {
 	if c, ok := b.inner.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
@@ -304,27 +301,27 @@ type connBody struct {
 func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
-// An Ahead reads a response ahead for a Judge: 64 KiB at most. What it has read is given to the
-// caller again. It waits for the server for at most ResponseHeaderTimeout and Idle. If the body breaks off
-// meanwhile, the attempt has failed, whatever the Judge returns.
+// An Ahead reads up to 64 KiB of a response's body for a Judge. The caller reads these bytes again. The Ahead waits for
+// the server for at most ResponseHeaderTimeout and Idle. If reading the body fails, the attempt has failed, whatever
+// the Judge returns.
 //
-// It sees what the caller would, after the Transport's own gunzip. A response to HEAD, or of
-// status 101, 204 or 304, has no bytes: [io.EOF].
+// An Ahead reads the same bytes as the caller: if net/http decompresses the body, the bytes are decompressed. For a
+// response to HEAD, or with status 101, 204 or 304, it returns [io.EOF].
 type Ahead struct {
 	body *body
-	at   int // where the next event begins
+	at   int // where the next line starts
 }
 
 var (
-	// ErrTooLong says that what an [Ahead] was asked for is longer than 64 KiB.
-	ErrTooLong = errors.New("resiliencehttp: the response is too long to be read ahead")
-	// ErrEncoded says that an [Ahead] cannot find events in a response with a Content-Encoding.
-	ErrEncoded = errors.New("resiliencehttp: the response has a Content-Encoding")
+	// ErrTooLong reports that an [Ahead] cannot return data beyond the first 64 KiB.
+	ErrTooLong = errors.New("resiliencehttp: response is too long to read ahead")
+	// ErrEncoded reports that an [Ahead] cannot read events, because the response has a Content-Encoding.
+	ErrEncoded = errors.New("resiliencehttp: response has a Content-Encoding")
 )
 
-// Bytes waits for the first n bytes and returns them, or fewer and the error that is why:
-// [io.EOF] if that is all, [ErrTooLong], or how the body broke off. It reads from the
-// beginning each time. The bytes must not be changed or kept.
+// Bytes waits for the first n bytes and returns them. If it returns fewer bytes, it returns an error: [io.EOF] at the
+// end of the body, [ErrTooLong], or the error of reading the body. Each call starts at the first byte of the body. The
+// caller must not change or retain the bytes.
 func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
@@ -341,10 +338,9 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	}
 }
 
-// Event waits for the next event of a response of type text/event-stream and returns its name,
-// "message" if it has none, and its data. Events without data are skipped, as browsers do
-// (https://html.spec.whatwg.org/multipage/server-sent-events.html). The error is as that of
-// Bytes, or [ErrEncoded].
+// Event waits for the next event of a response of type text/event-stream. It returns the event's name, or "message" if
+// the event has no name, and its data. It skips events without data, as browsers do
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html). It returns the errors of Bytes, or [ErrEncoded].
 func (a *Ahead) Event() (name, data string, err error) {
 	switch {
 	case a == nil || !a.body.mayBeRead():
@@ -381,10 +377,10 @@ func (a *Ahead) line() (string, error) {
 			return "", err
 		}
 		switch c := read[n]; {
-		case c == '\n' && n > 0 && read[n-1] == '\r': // of the CR that ended the last line
+		case c == '\n' && n > 0 && read[n-1] == '\r': // second half of CR LF; the CR has ended the last line
 			a.at++
 		case c == '\n' || c == '\r':
-			line := strings.TrimPrefix(string(read[a.at:n]), "\ufeff") // a byte order mark comes first, if at all
+			line := strings.TrimPrefix(string(read[a.at:n]), "\ufeff") // a stream may start with a byte order mark
 			a.at = n + 1
 			return line, nil
 		}
