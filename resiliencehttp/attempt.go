@@ -17,28 +17,28 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A call is one request on its way through the policies, and the ctx that they run under. They
-// find in it the linger.Work, which may go on after they have returned, and an attempt its call.
+// A call is one request that passes through the policies. It is also the ctx under which the policies run. From this
+// ctx, policies get the linger.Work, which may continue after they have returned, and makeAttempt gets the call.
 type call struct {
 	context.Context
-	caller  context.Context // the caller's
+	caller  context.Context // the ctx of the caller
 	t       *Transport
-	req     *http.Request // the caller's
+	req     *http.Request // the caller's request
 	host    string        // see HostOf
-	until   time.Time     // when the Timeout of a client passes; zero if there is none
-	hedging *hedging      // that the call is a part of; mostly nil
-	over    func()        // called when nothing more of the response is read; may be nil
+	until   time.Time     // when the Timeout of a client expires; zero if there is none
+	hedging *hedging      // the hedging that the call belongs to; usually nil
+	over    func()        // called when the response is not read any further; may be nil
 	body    *requestBody
 	work    linger.Work
 
 	replayable bool          // the request may be sent more than once
-	fault      *requestError // the request is wrong in itself; mostly nil
-	final      error         // why nothing more may be sent; nil if something may
-	silent     bool          // the connection of an attempt was silent
-	last       *attempt      // the latest with a response
-	chosen     bool          // no other attempt may take the place of last
-	inner      *call         // of a Transport within Base that holds something for the response; mostly nil
-	first      attempt
+	fault      *requestError // set if the request is invalid itself; usually nil
+	final      error         // why no further attempt may be sent; nil if one may be sent
+	silent     bool          // the connection of an attempt was abandoned because it was silent
+	last       *attempt      // the latest attempt with a response
+	chosen     bool          // no other attempt may replace last
+	inner      *call         // the call of a Transport inside Base whose policies hold resources; usually nil
+	first      attempt       // the first attempt, which saves an allocation
 }
 
 type callKey struct{}
@@ -58,15 +58,14 @@ func (c *call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// makeAttempt is the function that the policies wrap. It sends the request of the call in
-// ctx.
+// makeAttempt is the innermost function, which the policies wrap. It sends the request of the call in ctx.
 func makeAttempt(ctx context.Context) error {
 	c := callOf(ctx)
 	switch {
 	case c == nil:
 		return errNoCall
 	case c.chosen:
-		return nil // an error would make a policy that retries any error go on
+		return nil // after an error, a policy that retries any error would continue
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -78,8 +77,8 @@ func makeAttempt(ctx context.Context) error {
 		if !a.extended.Load() {
 			a.end()
 		}
-		if !returned && !c.mayRepeat() { // a panic, of which a policy may make an error
-			_ = c.finally(errCrashed)
+		if !returned && !c.mayRepeat() { // a policy may turn the panic into an error, and retry
+			_ = c.makeFinal(errCrashed)
 		}
 	}()
 	err := a.send()
@@ -87,42 +86,43 @@ func makeAttempt(ctx context.Context) error {
 	return err
 }
 
-// An attempt is one sending of the request, and the ctx that it is sent and its response is
-// read under. That has the values of the policies' ctx. It ends when the policies' ctx does,
-// but outlasts it if there is a response to read: policies cancel a ctx that they derived
-// when they return, and the body is read after that.
+// An attempt sends the request once. It is also the ctx under which the request is sent and its response is read. This
+// ctx has the values of the policies' ctx, and is done when the policies' ctx is done. There is one exception. Policies
+// cancel the ctx that they have derived when they return, and a response is read after that. So if there is a response,
+// the attempt outlasts the policies' ctx.
 type attempt struct {
-	context.Context // the policies'
+	context.Context // the policies' ctx
 	call            *call
 	route           route
 	resp            *http.Response // nil if there is none
-	failure         error          // that the policies see in place of resp; nil for a success
-	body            body           // of resp
-	empty           bool           // nothing of resp remains to be read from the server
+	failure         error          // the error that the policies see instead of resp; nil for a success
+	body            body           // the body of resp
+	empty           bool           // all of resp has been read from the server
 
-	// Set if the policies' ctx may end before the caller's, or a limit of time is set:
-	own      context.Context // its end
-	cancel   context.CancelCauseFunc
-	leave    func() bool // unties own from the policies' ctx; nil if that is no other
-	extended atomic.Bool // the attempt outlasts the policies' ctx
+	// Set if the policies' ctx may be done before the caller's, or if there is a time limit:
+	own      context.Context         // ends the attempt instead of the policies' ctx
+	cancel   context.CancelCauseFunc // cancels own
+	detach   func() bool             // detaches own from the policies' ctx; nil if own does not depend on it
+	extended atomic.Bool             // the attempt outlasts the policies' ctx
 
 	mu      sync.Mutex
 	answers bool // the header of the response has arrived
 	limits  [3]limit
-	left    time.Duration // of the limit ofPolicy, which does not pass while the policies wait
+	left    time.Duration // remaining time of the limit ofPolicy, which is paused until the policies have returned
 	timer   *time.Timer
 }
 
-// A limit ends an attempt with its cause.
+// A limit is a time limit. If it expires, it cancels the attempt with its cause.
 type limit struct {
-	at    time.Time // zero if it does not count
+	at    time.Time // when the limit expires; zero if it does not apply
 	cause error
 }
 
+// The indexes of attempt.limits.
 const (
-	ofPolicy  = iota // what a resilience.Timeout leaves for the body
-	ofSilence        // ResponseHeaderTimeout, and then Idle
-	ofReading        // what the Timeout of a client leaves for it
+	ofPolicy  = iota // a resilience.Timeout of the policies, for the body
+	ofSilence        // ResponseHeaderTimeout, then Idle
+	ofReading        // the Timeout of a client
 )
 
 func (c *call) newAttempt(ctx context.Context) *attempt {
@@ -141,18 +141,17 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	if t.headerPassed != nil {
 		a.route.moved = a.moved
 	}
-	// within a: around it, the ctx of the trace would hide AfterFunc
-	a.Context = a.route.watch(ctx)
+	a.Context = a.route.watch(ctx) // inside a: a ctx around a would hide the method AfterFunc
 	if !limited {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(c.caller)
 	switch {
 	case same:
-	case ctx.Done() == c.Done(): // nothing else to wait for than a time
+	case ctx.Done() == c.Done(): // only the client's Timeout can end ctx, so a limit replaces an AfterFunc
 		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
 	default:
-		a.leave = context.AfterFunc(ctx, a.policiesEnded)
+		a.detach = context.AfterFunc(ctx, a.policiesEnded)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -160,8 +159,8 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	return a
 }
 
-// moved has ResponseHeaderTimeout begin when the request has been written, and limits a dial to the same time.
-// Neither a wait for a connection of this process nor an upload counts.
+// moved starts ResponseHeaderTimeout when the attempt starts to dial, and again when the request has been written. In
+// any other stage it stops it: neither an upload nor a wait for a connection of this process is the server's fault.
 func (a *attempt) moved(s stage) {
 	if s == dialing || s == written {
 		a.awaitHeader()
@@ -170,7 +169,7 @@ func (a *attempt) moved(s stage) {
 	}
 }
 
-// awaitHeader has ResponseHeaderTimeout begin, unless the header has arrived.
+// awaitHeader starts ResponseHeaderTimeout, unless the header has arrived.
 func (a *attempt) awaitHeader() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -181,9 +180,9 @@ func (a *attempt) awaitHeader() {
 	}
 }
 
-// heardHeader is called when the header has arrived. Until the first byte of the body, the limit remains for
-// a Judge that reads ahead and for HoldBody.
-func (a *attempt) heardHeader() {
+// gotHeader is called when the header has arrived. ResponseHeaderTimeout continues for a Judge that reads ahead and for
+// HoldBody, until the first byte of the body.
+func (a *attempt) gotHeader() {
 	passed := a.call.t.headerPassed
 	if passed == nil {
 		return
@@ -191,22 +190,22 @@ func (a *attempt) heardHeader() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.answers = true
-	if a.limits[ofSilence].at.IsZero() { // the header came before the request was written
+	if a.limits[ofSilence].at.IsZero() { // the header has arrived before the request was written
 		now := time.Now()
 		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
 		a.arm(now)
 	}
 }
 
-// policiesEnded ends a when the policies' ctx has ended, unless a outlasts that: a policy that
-// returns cancels it, and a timeout that covers the body is a limit.
+// policiesEnded is called when the policies' ctx is done. It cancels a, unless a outlasts that ctx. In that case, a
+// policy may have canceled its ctx because it returned, and its timeout is the limit ofPolicy.
 func (a *attempt) policiesEnded() {
 	if !a.extended.Load() {
 		a.cancel(context.Cause(a.Context))
 	}
 }
 
-// awaitServer has Idle begin, if it applies to the response.
+// awaitServer starts Idle, if it applies to the response.
 func (a *attempt) awaitServer() {
 	passed := a.call.t.idlePassed
 	if passed == nil || a.call.t.idleByDefault && paused(a.resp) {
@@ -228,7 +227,7 @@ func (a *attempt) resetIdle() {
 	}
 }
 
-// unlimit takes limits away. The timer may still fire for one, and finds none.
+// unlimit removes limits. It leaves the timer running; if it fires, arm ignores removed limits.
 func (a *attempt) unlimit(which ...int) {
 	if a.own == nil {
 		return
@@ -240,7 +239,7 @@ func (a *attempt) unlimit(which ...int) {
 	}
 }
 
-// arm ends a if a limit has passed. Otherwise it has the timer fire at the next.
+// arm cancels a if a limit has expired. Otherwise it sets the timer to the next limit. The caller holds a.mu.
 func (a *attempt) arm(now time.Time) {
 	var next time.Time
 	for _, l := range a.limits {
@@ -266,8 +265,8 @@ func (a *attempt) arm(now time.Time) {
 	}
 }
 
-// extend lets a outlast the policies, so that its response can be read. Its time does not pass
-// until they have returned: they may wait for another attempt, give up, and have it handed out.
+// extend makes a outlast the policies' ctx. Otherwise the caller could not read the response. The time of a's limits
+// does not pass until the policies have returned: they may wait to retry, stop retrying, and return this response.
 func (a *attempt) extend() {
 	a.extended.Store(true)
 	if a.own == nil {
@@ -280,8 +279,8 @@ func (a *attempt) extend() {
 	}
 }
 
-// resume goes on with the limits of a when the policies have returned. Their ctx no longer ends
-// it.
+// resume starts the limits for reading the response after the policies have returned. The policies' ctx no longer ends
+// a.
 func (a *attempt) resume() {
 	if a.own == nil {
 		return
@@ -301,13 +300,13 @@ func (a *attempt) resume() {
 	a.arm(now)
 }
 
-// end ends a.
+// end releases the ctx and the timer of a. Without it, both would live as long as the caller's ctx.
 func (a *attempt) end() {
 	if a.own == nil {
 		return
 	}
-	if a.leave != nil {
-		a.leave()
+	if a.detach != nil {
+		a.detach()
 	}
 	a.cancel(nil)
 	a.mu.Lock()
@@ -317,11 +316,11 @@ func (a *attempt) end() {
 	}
 }
 
-// timedOut returns err, in a TimeoutError if silence is why the attempt failed, or a Timeout of the
-// policies, which have returned.
+// timedOut returns err. If the attempt failed because of ResponseHeaderTimeout, Idle, or a Timeout of policies that
+// have returned, err is wrapped in a TimeoutError.
 func (a *attempt) timedOut(err error) error {
 	a.mu.Lock()
-	a.arm(time.Now()) // a connection with the same deadline often returns a moment before
+	a.arm(time.Now()) // a connection with the same deadline often returns before the timer fires
 	late := []error{a.call.t.headerPassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
 	a.mu.Unlock()
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
@@ -341,13 +340,13 @@ func (a *attempt) Err() error {
 	return err
 }
 
-// Value hides the work of the call from Base: policies within Base hold nothing for this
-// response.
+// Value hides the work of the call from Base. Otherwise policies inside Base would hold their resources until the end
+// of this call's response.
 func (a *attempt) Value(key any) any {
 	switch key {
 	case linger.Key{}:
 		return nil
-	case a.call.t: // that the request has been here: see Transport.mayLeadBack
+	case a.call.t: // a.call.t has sent the request: see Transport.mayLeadBack
 		return true
 	}
 	if a.own == nil || a.own.Err() == nil {
@@ -356,22 +355,23 @@ func (a *attempt) Value(key any) any {
 	if v := context.WithoutCancel(a.Context).Value(key); v != nil {
 		return v
 	}
-	return a.own.Value(key) // context.Cause finds the cause of own, and not that of the policies' ctx
+	return a.own.Value(key) // context.Cause must find the cause of own, not the cause of the policies' ctx
 }
 
-// AfterFunc has package context cancel a ctx that is derived from a with the result of Err.
+// AfterFunc calls f when a is done. If a type has this method, package context cancels derived ctxs with the result of
+// Err.
 func (a *attempt) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(cmp.Or(a.own, a.Context), f)
 }
 
-// send sends the request and returns the error that the policies see, or nil.
+// send sends the request. It returns the error that the policies see, or nil.
 func (a *attempt) send() error {
 	c := a.call
 	c.discard()
 	req := a.request()
 	prepared := true
 	defer func() {
-		if !prepared { // no Base will close it
+		if !prepared { // Base does not get req, and does not close its body
 			closeBody(req)
 		}
 	}()
@@ -384,9 +384,9 @@ func (a *attempt) send() error {
 	if err != nil {
 		a.awaitEnd()
 		if c.Err() == context.Canceled {
-			return c.finally(err)
+			return c.makeFinal(err)
 		}
-		return c.wrong(err) // even after a deadline: the server did not get the request
+		return c.failInvalid(err) // even after a deadline, because the server did not receive the request
 	}
 	a.watchUpload(req)
 	resp, err := c.t.base().RoundTrip(req)
@@ -394,18 +394,18 @@ func (a *attempt) send() error {
 		err = errNothing
 	}
 	if err != nil {
-		return a.unanswered(err)
+		return a.noResponseError(err)
 	}
-	a.heardHeader()
+	a.gotHeader()
 	if c.hedging != nil {
 		c.t.lastHeard.note(a.route.connection())
 	}
 	complete(resp, req)
-	return a.answered(req, resp)
+	return a.handleResponse(req, resp)
 }
 
-// watchUpload has ResponseHeaderTimeout begin for a Base that does not call the hooks of httptrace: with the
-// end of the request's body. A Base that calls them replaces that.
+// watchUpload starts ResponseHeaderTimeout at the end of the request's body. Otherwise it would not start if Base does
+// not call the hooks of httptrace. If Base calls them, they start it instead.
 func (a *attempt) watchUpload(req *http.Request) {
 	c := a.call
 	if _, std := c.t.base().(*http.Transport); std || c.t.headerPassed == nil {
@@ -413,7 +413,7 @@ func (a *attempt) watchUpload(req *http.Request) {
 	}
 	if body, ok := req.Body.(*sentBody); ok {
 		body.onSent(func() {
-			if a.route.at() == unasked {
+			if a.route.at() == noConnRequested {
 				a.awaitHeader()
 			}
 		})
@@ -422,9 +422,8 @@ func (a *attempt) watchUpload(req *http.Request) {
 	a.awaitHeader()
 }
 
-// request returns a copy of the caller's request to send, so that the caller's is not changed.
-// Its header and URL are copied too, unless they go to a transport of net/http, which does not
-// change them: see docs/decisions/http-client.md.
+// request returns a copy of the caller's request for Base and Prepare, which may change it. The header and the URL are
+// also copied, except for a transport of net/http, which does not change them: see docs/decisions/http-client.md.
 func (a *attempt) request() *http.Request {
 	c := a.call
 	var req *http.Request
@@ -433,22 +432,22 @@ func (a *attempt) request() *http.Request {
 	} else {
 		req = c.req.Clone(a)
 	}
-	// An http.Client with a Timeout sets it beside a deadline, for the same instant, and Base would tell
-	// of it by an error of the server's.
+	// An http.Client with a Timeout sets Cancel in addition to a deadline, for the same instant. The error of Base
+	// would then look like a failure of the server.
 	req.Cancel = nil //lint:ignore SA1019 it is deprecated
 	if _, std := c.t.base().(*http.Transport); !std && c.silent {
-		req.Close = true // what a foreign Base understands
+		req.Close = true // the next attempt must not reuse a silent connection; see Transport.Base
 	}
 	return req
 }
 
-// answered returns the error that the policies see in place of a response, or nil.
-func (a *attempt) answered(req *http.Request, resp *http.Response) error {
+// handleResponse returns the error that the policies see instead of a response, or nil for a success.
+func (a *attempt) handleResponse(req *http.Request, resp *http.Response) error {
 	c, b := a.call, &a.body
 	a.resp, b.inner, b.attempt = resp, resp.Body, a
 	returned := false
 	defer func() {
-		if !returned { // a panic, or a break: the caller does not get it
+		if !returned { // after a panic or a truncated body, the caller does not get the response
 			_ = b.closeInner()
 		}
 	}()
@@ -459,9 +458,9 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	}
 	b.begin()
 	if b.broken() {
-		return a.unanswered(b.aheadErr)
+		return a.noResponseError(b.aheadErr)
 	}
-	if resp.Request == req { // the Judge needed it, to find the call
+	if resp.Request == req { // the Judge needed req, whose ctx has the call
 		resp.Request = c.req
 	}
 	chosen := failure == nil || !c.mayRepeatAfter(failure, resp) ||
@@ -476,16 +475,15 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	case !chosen:
 		return failure
 	case failure != nil:
-		return c.finally(failure)
+		return c.makeFinal(failure)
 	case !a.empty && mayHaveBody(c.req, resp):
 		c.work.Continue()
 	}
 	return nil
 }
 
-// unanswered returns the error that the policies see when there is no response, or one whose
-// body has broken off while it was read ahead.
-func (a *attempt) unanswered(err error) error {
+// noResponseError returns the error that the policies see if there is no response, or if reading its body ahead failed.
+func (a *attempt) noResponseError(err error) error {
 	c := a.call
 	err = a.timedOut(err)
 	a.abandonIfSilent()
@@ -494,25 +492,25 @@ func (a *attempt) unanswered(err error) error {
 		err = &waitError{err}
 	}
 	switch {
-	case c.Err() != nil: // err says nothing about the request or the server
-	case a.wrongRequest(err):
-		return c.wrong(err)
+	case c.Err() != nil: // err is a result of the ctx, not of the request or the server
+	case a.invalidRequest(err):
+		return c.failInvalid(err)
 	}
 	if isPermanent(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
-		return c.finally(err)
+		return c.makeFinal(err)
 	}
 	return err
 }
 
-// awaitEnd waits, if the caller's ctx has ended, for those that the policies see: they may end a moment later, and
-// the error of a would say something of the server until then.
+// awaitEnd waits, if the caller's ctx is done, until the policies' ctx is done. Derived ctxs are done a moment later
+// than their parent. Until then, the policies would treat the error of a as a failure of the server.
 func (a *attempt) awaitEnd() {
 	c := a.call
 	if c.caller.Err() != nil || context.Cause(a) == error(c.t.passed) {
 		<-c.Done()
 		select {
 		case <-a.Context.Done():
-		case <-time.After(time.Second): // that of a policy may not end with the caller's
+		case <-time.After(time.Second): // a policy may use a ctx that does not end with the caller's
 		}
 	}
 }
@@ -520,22 +518,22 @@ func (a *attempt) awaitEnd() {
 // mayRepeat reports whether a request that has been sent may be sent again.
 func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
-// mayRepeatAfter reports the same of a request that was answered by resp.
+// mayRepeatAfter reports whether the request may be sent again after the response resp, which Judge treats as failure.
 func (c *call) mayRepeatAfter(failure error, resp *http.Response) bool {
 	return c.mayRepeat() || c.body.rewinds() && resends(failure) && !fromGateway(resp.StatusCode)
 }
 
-// finally returns err for the policies and ends the sending, even if they try again.
-func (c *call) finally(err error) error {
+// makeFinal returns err for the policies, and prevents further attempts even if a policy retries.
+func (c *call) makeFinal(err error) error {
 	c.final = retry.Permanent(err)
 	return c.final
 }
 
-// wrong is like finally, for a request that is wrong in itself.
-func (c *call) wrong(err error) error {
+// failInvalid is like makeFinal, for a request that is invalid itself.
+func (c *call) failInvalid(err error) error {
 	c.fault = &requestError{err: err}
 	c.fault.deciding.Store(true)
-	return c.finally(c.fault)
+	return c.makeFinal(c.fault)
 }
 
 func (c *call) judge(resp *http.Response, b *body) error {
@@ -548,7 +546,7 @@ func (c *call) judge(resp *http.Response, b *body) error {
 	return nil
 }
 
-// discard closes the response that another replaces.
+// discard closes the latest response, which the caller does not get.
 func (c *call) discard() {
 	if c.last != nil {
 		_ = c.last.body.closeInner()
@@ -563,9 +561,9 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 		c.fault.deciding.Store(false)
 	}
 	end := c.Err()
-	abandoned := end != nil && errors.Is(err, end) // the policies gave up because of the caller
+	abandoned := end != nil && errors.Is(err, end) // the policies stopped because the caller's ctx is done
 	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && !abandoned {
-		return a.hand(), a.failure, nil
+		return a.deliver(), a.failure, nil
 	}
 	if err == nil && c.last != nil {
 		err = c.last.failure
@@ -577,12 +575,11 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))
 }
 
-// hand returns the response for the caller. The end of its body releases what the policies
-// hold for it.
-func (a *attempt) hand() *http.Response {
+// deliver returns the response for the caller. The policies release their resources when its body ends.
+func (a *attempt) deliver() *http.Response {
 	c := a.call
 	if a.failure != nil {
-		a.resp.Header = a.resp.Header.Clone() // the StatusError has it
+		a.resp.Header = a.resp.Header.Clone() // the StatusError shares the header
 	}
 	if a.empty {
 		c.ended()
@@ -602,14 +599,14 @@ func (a *attempt) hand() *http.Response {
 	return a.resp
 }
 
-// ended is called when nothing more is read.
+// ended is called when the response is not read any further.
 func (c *call) ended() {
 	if c.over != nil {
 		c.over()
 	}
 }
 
-// close closes the response, if there is one, and ends the work.
+// close closes the latest response, if there is one, and ends the work.
 func (c *call) close() {
 	defer c.work.End(nil)
 	c.discard()

@@ -20,37 +20,37 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// This file holds what depends on the behavior of net/http beyond its documentation: the order of its trace hooks, the
-// texts of its errors, the bodies that it knows to be in memory, the last request on an HTTP/2 connection, and the
-// server's read deadline. TestGoVersionIsChecked names the versions of Go that it was checked with.
+// The code in this file depends on undocumented behavior of net/http: the order of its trace hooks, the texts of its
+// errors, the types of its bodies in memory, the last request on an HTTP/2 connection, and the server's read deadline.
+// TestGoVersionIsChecked lists the versions of Go with which the code was checked.
 
-// A stage is how far an attempt has come on its way to the server.
+// A stage is the progress of an attempt until its request has been written.
 type stage int
 
 const (
-	unasked   stage = iota // no connection was asked for
-	waiting                // for a connection of this process, or for a stream on one
-	dialing                // a connection is being made
-	connected              // the attempt has a connection and, if it may have to wait for a stream, has that
-	written                // the whole request has been written
+	noConnRequested stage = iota // net/http has not requested a connection
+	waiting                      // the attempt waits for a connection of this process, or for a stream on one
+	dialing                      // a connection is being established
+	connected                    // the attempt has a connection and, if it may have to wait for a stream, a stream
+	written                      // the whole request has been written
 )
 
-// A route follows a request to its connection by httptrace. Its hooks may be called on several goroutines,
-// and after RoundTrip has returned.
+// A route records how a request gets its connection. Its httptrace hooks may be called on several goroutines, and after
+// RoundTrip has returned.
 type route struct {
-	pooled bool        // the request may have to wait for a connection although none is being dialed
+	pooled bool        // the request may have to wait for a connection even if none is being dialed
 	moved  func(stage) // called when the stage changes, with mu held; may be nil
 
 	mu    sync.Mutex
 	stage stage
-	got   bool // the request had a connection at some time
-	has   bool // it has conn
+	got   bool // the request has had a connection
+	has   bool // the request has the connection conn now
 	conn  httptrace.GotConnInfo
-	since time.Time // when the request got conn
+	since time.Time // when the request got conn, or its stream on conn
 }
 
-// pooled reports whether a request may wait for a connection of base although none is being dialed.
-// It is unknown, so true, of a foreign base.
+// pooled reports whether a request may wait for a connection of base even if none is being dialed. It returns true for
+// a base that is not a transport of net/http, because that is unknown.
 func pooled(base http.RoundTripper) bool {
 	t, ok := base.(*http.Transport)
 	return !ok || t.MaxConnsPerHost > 0 || t.HTTP2 != nil && t.HTTP2.StrictMaxConcurrentRequests
@@ -74,7 +74,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 			defer r.mu.Unlock()
 			r.got, r.has, r.conn, r.since = true, true, info, time.Now()
 			if r.pooled {
-				r.move(waiting) // for an HTTP/2 stream, until the header is written
+				r.move(waiting) // it may wait for an HTTP/2 stream until the header is written
 			} else {
 				r.move(connected)
 			}
@@ -82,7 +82,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 		WroteRequest: func(info httptrace.WroteRequestInfo) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if info.Err == nil && r.has { // not an earlier connection's
+			if info.Err == nil && r.has { // otherwise the hook belongs to an earlier connection
 				r.move(written)
 			}
 		},
@@ -102,7 +102,8 @@ func (r *route) watch(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, trace)
 }
 
-// dials moves r on if it waits. A dial may also begin after another connection has become free.
+// dials moves r from waiting to dialing. A dial may start even if the request has got another connection by then; r
+// does not move in that case.
 func (r *route) dials() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,30 +120,29 @@ func (r *route) move(s stage) {
 	}
 }
 
-// at returns the stage of r.
+// at returns the current stage of r.
 func (r *route) at() stage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage
 }
 
-// waited reports whether the request has had to wait for a connection of this process, or for a stream on
-// one, until now.
+// waited reports whether the request is still waiting for a connection of this process, or for a stream on one.
 func (r *route) waited() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage == waiting
 }
 
-// silent reports whether the request has a connection that an earlier request had used, for at least d.
+// silent reports whether the request has had, for at least d, a connection that an earlier request had used.
 func (r *route) silent(d time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage >= connected && r.conn.Reused && time.Since(r.since) >= d
 }
 
-// connection returns the latest connection of the request, or nil. It returns nil for a connection that cannot be the
-// key of a map.
+// connection returns the latest connection of the request, or nil. It also returns nil for a connection that is not
+// comparable, because it would be used as the key of a map.
 func (r *route) connection() net.Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,10 +152,9 @@ func (r *route) connection() net.Conn {
 	return nil
 }
 
-// neverSent reports whether a request that failed with err was certainly not sent: a
-// connection was asked for and there was none, or a policy within Base refused. A Base that
-// does not call the hooks is judged by its error, unless the body was read: a body whose Read dials may
-// return such an error too.
+// neverSent reports whether a request that failed with err was certainly not sent: net/http requested a connection and
+// got none, or a policy inside Base refused. If Base does not call the hooks, the type of err decides, unless the body
+// was read: if the body's Read dials, it may return an error of that type after the request was sent.
 func (r *route) neverSent(body *requestBody, err error) bool {
 	r.mu.Lock()
 	stage, got := r.stage, r.got
@@ -163,35 +162,36 @@ func (r *route) neverSent(body *requestBody, err error) bool {
 	switch {
 	case got || body.any((*sentBody).wasRead):
 		return false
-	case stage != unasked, behavior.IsRefused(err):
+	case stage != noConnRequested, behavior.IsRefused(err):
 		return true
 	}
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
 }
 
-// unasked reports whether net/http has found a fault in the request itself: it has not asked
-// for a connection.
-func (r *route) unasked(c *call) bool {
+// rejected reports whether net/http has rejected the request because the request is invalid: net/http has not requested
+// a connection. Other schemes may belong to a RoundTripper that does not call the hooks.
+func (r *route) rejected(c *call) bool {
 	_, std := c.t.base().(*http.Transport)
-	return std && r.at() == unasked && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
+	return std && r.at() == noConnRequested &&
+		(c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
 }
 
-// wrongRequest reports whether the request itself is the reason for err, which the attempt has failed with.
-func (a *attempt) wrongRequest(err error) bool {
-	return is[*requestError](err) || // of a Transport within Base, or of GetBody
+// invalidRequest reports whether the attempt has failed with err because the request is invalid itself.
+func (a *attempt) invalidRequest(err error) bool {
+	return is[*requestError](err) || // from GetBody, or from a Transport inside Base
 		a.call.body.any((*sentBody).failed) ||
-		a.Err() == nil && a.route.unasked(a.call) ||
-		is[*net.AddrError](err) || // the port
-		hasWrongRequestText(err)
+		a.Err() == nil && a.route.rejected(a.call) ||
+		is[*net.AddrError](err) || // the port is invalid
+		hasInvalidRequestText(err)
 }
 
-// wrongRequestTexts are the beginnings of errors with which net/http does not send a request, or stops sending it,
-// because of the request itself. These errors have no types.
-var wrongRequestTexts = []string{
+// invalidRequestTexts are prefixes of the errors with which net/http rejects an invalid request, or stops sending it.
+// These errors have no types.
+var invalidRequestTexts = []string{
 	"unsupported protocol scheme ",
-	"http: Request.ContentLength=", // without a body
-	"http: ContentLength=",         // with a body of another length
+	"http: Request.ContentLength=", // the request has no body
+	"http: ContentLength=",         // the body has another length
 	"http: invalid Host header",
 	"http: Request.Write on Request with no Host or URL set",
 	"http: nil Request.",
@@ -200,34 +200,34 @@ var wrongRequestTexts = []string{
 	"http2: request body larger than specified content length",
 	"http2: request header list larger than peer's advertised limit",
 	"net/http: can't write control character in Request.URL",
-	"net/http: invalid ", // method, field or trailer
+	"net/http: invalid ", // a method, field or trailer
 	"idna: ",
 	"invalid Trailer key ",
 	"invalid request :path ",
 }
 
-// hasWrongRequestText reports whether err, or an error that it wraps, begins with one of wrongRequestTexts.
-func hasWrongRequestText(err error) bool {
+// hasInvalidRequestText reports whether the text of err, or of an error that err wraps, has a prefix in
+// invalidRequestTexts.
+func hasInvalidRequestText(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
 		text := err.Error()
-		if slices.ContainsFunc(wrongRequestTexts, func(t string) bool { return strings.HasPrefix(text, t) }) {
+		if slices.ContainsFunc(invalidRequestTexts, func(t string) bool { return strings.HasPrefix(text, t) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// ownFault reports whether err is a shortage of this process: of file descriptors or of local ports.
+// ownFault reports whether this process has run out of file descriptors or of local ports.
 func ownFault(err error) bool {
 	errno, ok := errors.AsType[syscall.Errno](err)
 	return ok && (errno == syscall.EMFILE || errno == syscall.ENFILE || errno == syscall.EADDRNOTAVAIL)
 }
 
-// An inMemory knows how much of it has not been read.
+// An inMemory is a reader in memory. Len returns the number of bytes that have not been read.
 type inMemory interface{ Len() int }
 
-// memoryOf returns the reader that io.NopCloser has made body of, if net/http knows that it is
-// in memory, or nil.
+// memoryOf returns the reader in memory that body wraps by io.NopCloser, or nil. net/http recognizes the same types.
 func memoryOf(body io.ReadCloser) inMemory {
 	switch reflect.TypeOf(body) {
 	case reflect.TypeOf(io.NopCloser(nil)), reflect.TypeOf(io.NopCloser(&bytes.Buffer{})):
@@ -245,12 +245,12 @@ func memoryOf(body io.ReadCloser) inMemory {
 	return nil
 }
 
-// abandonTime is the time that an HTTP/2 connection may take to write the header that abandons it.
+// abandonTime limits the time in which closeAfterStreams writes its request to an HTTP/2 connection.
 const abandonTime = 100 * time.Millisecond
 
-// closeAfterStreams has base use conn, which is of HTTP/2, for no other request. Requests on it may finish. A
-// request with Close set is the last on its connection: an OPTIONS for the server itself, which is canceled
-// once its header is written.
+// closeAfterStreams makes base use conn, an HTTP/2 connection, for no further request. Requests in flight on conn may
+// finish. net/http has no function for this, but a request with Close set is the last one on its connection.
+// closeAfterStreams sends such a request, an OPTIONS for the server itself, and cancels it after its header is written.
 func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
 	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
 	defer cancel()
@@ -264,7 +264,7 @@ func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
 			if info.Conn != conn {
-				cancel() // it is no longer used
+				cancel() // base does not use conn any more
 			}
 		},
 		WroteHeaders: cancel,
@@ -274,7 +274,7 @@ func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
 	}
 }
 
-// multiplexed reports whether conn, which base has made, speaks HTTP/2.
+// multiplexed reports whether conn, a connection of base, uses HTTP/2.
 func multiplexed(base *http.Transport, conn net.Conn) bool {
 	if c, ok := conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
 		return c.ConnectionState().NegotiatedProtocol == "h2"
@@ -283,6 +283,6 @@ func multiplexed(base *http.Transport, conn net.Conn) bool {
 	return p != nil && p.UnencryptedHTTP2() && !p.HTTP1()
 }
 
-// readsWhileWritten reports whether the server of net/http may read the rest of r's body when its handler writes.
-// It then clears the read deadline at the end of the body.
+// readsWhileWritten reports whether the server of net/http may read the remaining body of r when its handler writes.
+// Such a server clears the read deadline at the end of the body.
 func readsWhileWritten(r *http.Request) bool { return r.ProtoMajor == 1 }
