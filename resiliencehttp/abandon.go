@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// silentFor is how long a caller must have waited, when its own deadline passes, before the connection
-	// is abandoned. A timeout of this module abandons it at once.
+	// silentFor is the minimum time that a request has had its connection when its caller's deadline expires. If it
+	// is shorter, the connection is not abandoned. A timeout of this module always abandons it.
 	silentFor = 900 * time.Millisecond
-	// abandonedFor is how long a Transport remembers that it has abandoned a connection.
+	// abandonedFor is the time for which a Transport remembers that it has abandoned a connection.
 	abandonedFor = time.Minute
 )
 
-// wasSilent reports whether the attempt has ended because a connection that an earlier request had used was
-// silent.
+// wasSilent reports whether the attempt has timed out on a connection that an earlier request had used. The network may
+// have lost such a connection.
 func (a *attempt) wasSilent() bool {
 	if a.Err() == nil {
 		return false
@@ -33,7 +33,8 @@ func (a *attempt) wasSilent() bool {
 	return a.Err() == context.DeadlineExceeded && a.route.silent(silentFor)
 }
 
-// abandonIfSilent sees to it that no later attempt uses the connection of an attempt that was silent.
+// abandonIfSilent abandons the connection of a if it was silent. Otherwise the next attempt could time out on the same
+// lost connection.
 func (a *attempt) abandonIfSilent() {
 	if !a.wasSilent() {
 		return
@@ -42,7 +43,8 @@ func (a *attempt) abandonIfSilent() {
 	a.call.t.abandon(a.route.connection(), a.call.req)
 }
 
-// A lastHeard remembers when a connection last had a response. It forgets a connection after abandonedFor.
+// A lastHeard records when each connection last had a response. It removes connections after abandonedFor, or its map
+// would grow without limit.
 type lastHeard struct {
 	mu     sync.Mutex
 	at     map[net.Conn]time.Time
@@ -64,7 +66,7 @@ func (l *lastHeard) note(conn net.Conn) {
 	l.at[conn] = now
 }
 
-// before reports whether the connection of r had its last response before r got it.
+// before reports whether no response has arrived on the connection of r since r got that connection.
 func (l *lastHeard) before(r *route) bool {
 	conn := r.connection()
 	l.mu.Lock()
@@ -75,7 +77,7 @@ func (l *lastHeard) before(r *route) bool {
 	return !at.After(r.since)
 }
 
-// abandon has Base use conn for no other request. Concurrent calls wait until that is done.
+// abandon makes Base use conn for no other request. Concurrent calls for conn wait until the first has returned.
 func (t *Transport) abandon(conn net.Conn, req *http.Request) {
 	once, known := t.abandoned.LoadOrStore(conn, new(sync.Once))
 	if !known {
@@ -85,7 +87,7 @@ func (t *Transport) abandon(conn net.Conn, req *http.Request) {
 		if base, ok := t.base().(*http.Transport); ok && multiplexed(base, conn) {
 			closeAfterStreams(base, conn, req)
 		} else {
-			t.CloseIdleConnections() // there may be more connections to the same server
+			t.CloseIdleConnections() // idle connections to the same server may be lost also
 		}
 	})
 }

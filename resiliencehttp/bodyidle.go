@@ -13,7 +13,7 @@ import (
 
 const defaultBodyIdle = 30 * time.Second
 
-// serve calls next, which holds a slot, with BodyIdle for the body of r.
+// serve calls next while the request holds a slot. It applies BodyIdle to the body of r.
 func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	if s.BodyIdle == resilience.Unlimited || r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect {
 		next.ServeHTTP(w, r)
@@ -36,16 +36,16 @@ func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request)
 	serveCopy(next, w, r, &inner)
 }
 
-// An idleBody is a request's body whose Reads wait for the client for a limited time.
+// An idleBody is a request's body that limits the time for which each Read waits for the client.
 type idleBody struct {
 	io.ReadCloser
 	idle      time.Duration
-	until     time.Time // when the server's ReadTimeout passes; zero if there is none
+	until     time.Time // when the server's ReadTimeout expires; zero if there is none
 	control   *http.ResponseController
-	perStream bool // a deadline that passes between two Reads would end the stream
+	perStream bool // a deadline that expires between two Reads would end the stream, so Read removes its deadline
 }
 
-// Read reads from the client for at most idle.
+// Read reads from the client. It waits for at most idle, and then returns a TimeoutError.
 func (b *idleBody) Read(p []byte) (int, error) {
 	at := b.setDeadline()
 	n, err := b.ReadCloser.Read(p)
@@ -60,7 +60,8 @@ func (b *idleBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDeadline sets and returns the deadline of the next Read. It is not later than the server's ReadTimeout allows.
+// setDeadline sets and returns the deadline of the next Read. A deadline after until would extend the server's
+// ReadTimeout.
 func (b *idleBody) setDeadline() time.Time {
 	at := time.Now().Add(b.idle)
 	if !b.until.IsZero() && b.until.Before(at) {

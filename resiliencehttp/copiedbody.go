@@ -5,21 +5,21 @@ import (
 	"sync"
 )
 
-// A copiedBody copies a request's body while it is sent, so that it can be sent again. It never reads
-// ahead: a pipe, or a body that answers the response, would deadlock. Several attempts may read it at once,
-// each from the beginning.
+// A copiedBody copies a request's body while it is sent, to make it rewindable. It never reads ahead, because a pipe,
+// or a body that depends on the response, would deadlock. Several attempts may read it concurrently, each from its
+// first byte.
 type copiedBody struct {
 	source io.ReadCloser
 	limit  int64
 
-	reading chan struct{} // holds a value while the source is read, so that a Read under way loses nothing
+	reading chan struct{} // holds a value while a reader reads the source, to keep the bytes in order
 	mu      sync.Mutex
-	kept    []byte // what was read of the source; nil once it was longer than limit
-	length  int64  // number of bytes read
-	err     error  // how the source has ended
-	long    bool   // kept would be longer than limit
-	readers int    // number of readers that are open
-	last    bool   // no other reader follows
+	kept    []byte // the bytes that were read from the source; nil if long or closed
+	length  int64  // the number of bytes that were read from the source
+	err     error  // the last error of the source
+	long    bool   // the bytes are not stored: there are more than limit, or no other reader needs them
+	readers int    // the number of open readers
+	last    bool   // no further reader will be opened
 	closed  bool   // the source is closed
 }
 
@@ -27,14 +27,14 @@ func newCopiedBody(source io.ReadCloser, limit int64) *copiedBody {
 	return &copiedBody{source: source, limit: limit, reading: make(chan struct{}, 1)}
 }
 
-// whole reports whether the body can be read from its beginning.
+// whole reports whether the body can still be read from its first byte.
 func (c *copiedBody) whole() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.long && !c.closed
 }
 
-// open returns a reader that begins at the beginning.
+// open returns a reader that starts at the first byte of the body.
 func (c *copiedBody) open() (io.ReadCloser, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,12 +45,13 @@ func (c *copiedBody) open() (io.ReadCloser, error) {
 	return &copyReader{body: c}, nil
 }
 
-// finish closes the source when the last reader is closed, and stops the copying.
+// finish reports that no further reader will be opened. Copying stops when only one reader is open, and the source is
+// closed when none is open.
 func (c *copiedBody) finish() {
 	c.change(func() { c.last = true })
 }
 
-// change calls f with mu held, and closes the source if no reader is left then.
+// change calls f with mu held. It closes the source if, after f, no reader is open and none will be opened.
 func (c *copiedBody) change(f func()) {
 	c.mu.Lock()
 	f()
@@ -64,14 +65,14 @@ func (c *copiedBody) change(f func()) {
 	}
 }
 
-// readAt reads into p what follows the first at bytes.
+// readAt reads into p from the offset at, out of the copy or the source.
 func (c *copiedBody) readAt(p []byte, at int64) (int, error) {
 	if n, err, ok := c.copyAt(p, at); ok {
 		return n, err
 	}
 	c.reading <- struct{}{}
 	defer func() { <-c.reading }()
-	if n, err, ok := c.copyAt(p, at); ok { // another reader has read on meanwhile
+	if n, err, ok := c.copyAt(p, at); ok { // another reader may have read the source while this one waited
 		return n, err
 	}
 	n, err := c.source.Read(p)
@@ -89,7 +90,7 @@ func (c *copiedBody) readAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// copyAt reads into p what was copied after the first at bytes. It reports false if the source must be read.
+// copyAt reads into p from the offset at, out of the copy. ok is false if the source must be read.
 func (c *copiedBody) copyAt(p []byte, at int64) (n int, _ error, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +107,7 @@ func (c *copiedBody) copyAt(p []byte, at int64) (n int, _ error, ok bool) {
 	return 0, nil, len(p) == 0
 }
 
-// A copyReader reads a copiedBody from its beginning.
+// A copyReader reads a copiedBody from its first byte.
 type copyReader struct {
 	body   *copiedBody
 	at     int64
