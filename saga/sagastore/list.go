@@ -2,43 +2,44 @@ package sagastore
 
 import "time"
 
-// A Filter selects sagas. A saga must meet all of its conditions. The zero Filter admits all sagas.
+// A Filter selects sagas for [Store].List. A saga must meet all of its conditions. The zero Filter selects all sagas.
+// Texts are compared as bytes.
 type Filter struct {
 	Saga   string   // the definition's Name; "" means every definition
-	Status []Status // empty means every status
-	ID     string   // the ID, or its beginning; "" means any
+	Status []Status // any of these statuses, which may be repeated; empty means every status
+	ID     string   // the saga's ID, or a prefix of it without wildcards; "" means every ID
 
-	CreatedBefore time.Time // only sagas that were started before, by the store's clock; zero means no bound
+	CreatedBefore time.Time // only sagas whose CreatedAt is before this time; zero means no bound
 
-	After string // the Next of the page before; "" means the first page
-	Limit int    // of a page; zero means 100
+	After string // the next of the previous page of the same filter, opaque to the caller; "" means the first page
+	Limit int    // the maximum number of records in a page, however large; zero or less means 100
 
-	WithoutState bool // leave out the Data of records, the State of instances
+	WithoutState bool // whether State is nil or empty in the records, which saves reading it
 }
 
-// CountLimit is the highest number of a [Count]. It stands for so many or more: a store
-// that has kept a million sagas does not read them all to count them.
+// CountLimit is the highest number in a [Count]. There it means CountLimit or more. The limit bounds the cost of
+// [Store].Counts: a store with a million sagas does not read all of them.
 const CountLimit = 10_000
 
-// Counts are the numbers of the sagas in a store, at Now.
+// Counts are the numbers of the sagas in a store that have not ended.
 type Counts struct {
-	Sagas []Count   // by definition, in the order of their names
-	Now   time.Time // the store's clock
+	Sagas []Count   // the Count of each definition that has such sagas, by ascending Saga in byte order
+	Now   time.Time // the time of the counts, according to the store's clock; never zero
 }
 
-// A Count has the numbers of the sagas of a definition that have not ended, in all its versions. A number that
-// is [CountLimit] means so many or more.
+// A Count has the numbers of a definition's sagas that have not ended, for all its versions together. A number that
+// is [CountLimit] means CountLimit or more.
 type Count struct {
 	Saga         string // the definition's Name
-	Running      int
-	Compensating int
-	Stuck        int
+	Running      int    // the number of sagas whose Status is Running
+	Compensating int    // the number of sagas whose Status is Compensating
+	Stuck        int    // the number of sagas whose Status is Stuck
 
-	Due       int       // running or compensating sagas that a runner may claim
-	OldestDue time.Time // when the first of them became due; zero if there is none
+	Due       int       // the number of due sagas; see [Store].Claim. Sagas of crashed owners are included.
+	OldestDue time.Time // the earliest WakeAt of the due sagas; zero if there is none
 }
 
-// Of returns the field that counts the sagas with a status, or nil if that is final.
+// Of returns the field that counts the sagas with a status. It returns nil if the status is final or unknown.
 func (c *Count) Of(s Status) *int {
 	switch s {
 	case Running:

@@ -2,184 +2,198 @@ package sagastore
 
 import "time"
 
-// A Record is one saga as a [Store] keeps it.
+// A Record is a saga in a [Store]. Unless a field's comment names another method, only Start and Commit change it.
+//
+// The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Seq, Owner, Epoch, WakeAt and CancelRequested,
+// and CreatedAt for List. It returns the other fields as it received them: State, Progress, Tenant, Nonce, Failures
+// (Claim only increases Takeovers), LastError and CancelNote are opaque.
+//
+// A store also needs a flag that no Record has: whether the saga was woken since its last claim. See Store.Post.
 type Record struct {
-	ID       string
-	Saga     string // the definition's Name
-	Version  int    // the definition's Version
-	Status   Status
-	State    []byte // encoded by the definition's Codec; opaque to the store
-	Progress []byte // of the saga and its steps: JSON, which the store keeps as it is
+	ID       string // the saga's ID, unique in the store: 1 to 200 bytes
+	Saga     string // the definition's Name: 1 to 100 bytes
+	Version  int    // the definition's Version, 0 or more
+	Status   Status // the saga's status
+	State    []byte // the program's state, encoded by the definition's Codec: any bytes of any length
+	Progress []byte // the progress of the saga and its steps: JSON of any length, to be returned byte for byte
 
-	Parent     string // the ID of the saga that has started this one; "" for none, or if that is deleted
-	ParentStep string // the step of Parent that has started it; "" without Parent
-	Tenant     string // on whose behalf the saga runs; "" for none
+	Parent     string // the ID of the saga that started this one; "" if there was none, or DeleteEnded has deleted it
+	ParentStep string // the step of Parent that started it: up to 100 bytes; "" if and only if Parent is
+	Tenant     string // the tenant for which the saga runs: up to 100 bytes; "" means none
 
-	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
-	Nonce    int64  // of the last Start or Commit
-	Owner    string // the runner that holds the saga; "" for none
-	Previous string // the Owner before Claim; "" from every other method
-	Epoch    int64  // the fencing token: grows with each claim
+	Seq      int64  // the number of entries in the log; together with Epoch the fence of every Commit
+	Nonce    int64  // the Nonce of the last Start or Commit; any number, even the smallest and the largest int64
+	Owner    string // the runner that holds the saga: up to 113 bytes, also set by Claim; "" means none
+	Previous string // the Owner before Claim, which is not stored; "" in the records of all other methods
+	Epoch    int64  // the fencing token: the number of times that the saga was claimed, including by Start
 
-	WakeAt     time.Time // when the owner's lease ends; without an owner, when it is due
-	CompleteBy time.Time // when the saga turns back if its pivot is not done; zero means never
+	// WakeAt is the time when the lease of Owner ends. Without an Owner, it is the time from which the saga is due, or,
+	// if the saga has ended, the time when it ended. Start, Claim, Heartbeat, Commit and Post set it.
+	WakeAt time.Time
+	// CompleteBy is the time at which the saga turns back if its pivot is not done; zero means never. The store only
+	// computes it in Start.
+	CompleteBy time.Time
 
-	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // claims from another owner that had not released the saga, since a step last succeeded
-	LastError       string // text of the latest failure
-	CancelRequested bool
-	CancelNote      string // why; "" unless CancelRequested
+	Failures        int    // the number of failed attempts since a step last succeeded
+	Takeovers       int    // the number of claims from another owner that had not released the saga; Claim increases it
+	LastError       string // the text of the latest failure; "" if there is none
+	CancelRequested bool   // whether Post has requested that the saga turn back
+	CancelNote      string // the reason for the request, set by Post; may be ""
 
-	CreatedAt time.Time
-	UpdatedAt time.Time // of the latest Start, Commit or Cancel
-	Now       time.Time // the store's clock when the record was read
+	CreatedAt time.Time // the time of the Start
+	UpdatedAt time.Time // the time of the latest Start, Commit or Post with Cancel that changed the record
+	Now       time.Time // the store's clock when the record was read or written; not stored
 }
 
-// A StartRequest asks a Store to insert a saga.
+// A StartRequest is the new saga of [Store].Start. See [Record] for the fields of the same names.
 type StartRequest struct {
 	ID         string
-	Saga       string // the definition's Name
-	Version    int    // the definition's Version
-	Status     Status
-	State      []byte
-	Progress   []byte
-	Parent     string        // see Record; "" for none
-	ParentStep string        // empty if and only if Parent is
-	Tenant     string        // up to 100 bytes; "" for none
-	Nonce      int64         // random; see CommitRequest
-	CompleteIn time.Duration // zero means no deadline
-	Owner      string        // "" leaves the saga to be claimed
-	LeaseTTL   time.Duration // of Owner
-	Log        []Entry       // never empty; the store sets Seq, Epoch and At
+	Saga       string        // the definition's Name
+	Version    int           // the definition's Version
+	Status     Status        // usually Running; Compensated for a child that must not be started any more
+	State      []byte        // the encoded state
+	Progress   []byte        // the JSON of the progress
+	Parent     string        // the ID of the saga that starts this one; "" means none. It need not exist.
+	ParentStep string        // the step of Parent that starts this saga; "" if and only if Parent is
+	Tenant     string        // the tenant for which the saga runs; "" means none
+	Nonce      int64         // a random number; see CommitRequest
+	CompleteIn time.Duration // the time from now to CompleteBy; zero means no CompleteBy
+	Owner      string        // the runner that holds the new saga; "" means none, so the saga is due now
+	LeaseTTL   time.Duration // the duration of Owner's lease; unused without Owner
+	Log        []Entry       // the first entries, at least one; the store sets their Seq, Epoch and At
 }
 
-// A ChildrenRequest asks a Store for the children of a step.
+// A ChildrenRequest selects the children of a step for [Store].Children.
 type ChildrenRequest struct {
-	Parent string   // never ""
-	Step   string   // the ParentStep of the children
-	Status []Status // empty means every status
-	Limit  int      // zero means no limit
+	Parent string   // the Parent of the children; never ""
+	Step   string   // the ParentStep of the children; never ""
+	Status []Status // any of these statuses; empty means every status
+	Limit  int      // the maximum number of children; zero means no limit
 }
 
-// A ChildRecord is a part of the [Record] of a child.
+// A ChildRecord has the fields of a child's [Record] that its parent needs.
 type ChildRecord struct {
-	ID              string
-	Status          Status
-	CancelRequested bool
+	ID              string // the child's ID
+	Status          Status // the child's status
+	CancelRequested bool   // whether the child was requested to turn back
 }
 
-// A ClaimRequest asks a Store for sagas that are due.
+// A ClaimRequest is a request of a runner for due sagas.
 type ClaimRequest struct {
-	Owner       string
-	LeaseTTL    time.Duration
-	Limit       int
-	Definitions []Definition
+	Owner       string        // the runner that claims them; never ""
+	LeaseTTL    time.Duration // the duration of the leases
+	Limit       int           // the maximum number of sagas, up to 10,000; zero or less means none
+	Definitions []Definition  // the definitions that the runner knows; empty means that no saga is claimed
 }
 
-// A Definition identifies one version of one definition.
+// A Definition identifies a version of a definition. Both fields must be equal.
 type Definition struct {
 	Saga    string // the definition's Name
-	Version int
+	Version int    // the definition's Version
 }
 
-// A HeartbeatRequest extends the leases of the sagas that an owner holds.
+// A HeartbeatRequest is a request of a runner to extend its leases.
 type HeartbeatRequest struct {
-	Owner    string
-	LeaseTTL time.Duration
-	Held     []Held
+	Owner    string        // the runner; never ""
+	LeaseTTL time.Duration // the duration of the leases, from now on
+	Held     []Held        // the sagas that the runner believes it holds, each once: none to 10,000
 }
 
-// Held identifies a saga and the epoch in which its owner claimed it.
+// A Held identifies a saga and the epoch in which its owner claimed it.
 type Held struct {
-	ID    string
-	Epoch int64
+	ID    string // the saga's ID
+	Epoch int64  // the Epoch of the Record that Start or Claim returned
 }
 
-// Renewed is a saga that still belongs to its owner.
+// A Renewed is a saga of a [HeartbeatRequest] that still belongs to its owner.
 type Renewed struct {
-	ID              string
-	Epoch           int64
-	Locked          bool // the lease was not extended: its row was locked
-	CancelRequested bool
-	CancelNote      string
+	ID              string // the saga's ID
+	Epoch           int64  // the Epoch of the Held
+	Locked          bool   // whether the lease was not extended because another transaction had locked the row
+	CancelRequested bool   // the record's CancelRequested
+	CancelNote      string // the record's CancelNote
 }
 
-// A CommitRequest is the next state of one saga, fenced by Epoch and Seq. The names in JSON are those of a
-// column.
+// A CommitRequest is the next state of a saga. [Store].Commit writes it only if Epoch and Seq are still the record's.
+// The names in JSON are the names of columns in package sqlstore; another store may ignore them.
 type CommitRequest struct {
-	ID    string `json:"id"`
-	Epoch int64  `json:"epoch"` // the record's must still be this
-	Seq   int64  `json:"seq"`   // the record's must still be this
-	// Nonce is a random number. A caller whose answer was lost recognizes its own write
-	// by it. Seq and Epoch do not tell that write from another one of the same owner,
-	// such as a transaction whose COMMIT arrives late.
+	ID    string `json:"id"`    // the saga's ID
+	Epoch int64  `json:"epoch"` // the Epoch that the record must have
+	Seq   int64  `json:"seq"`   // the Seq that the record must have; afterwards, the record has After()
+	// Nonce is a random number. After an error, the caller recognizes its own write by the record's Nonce. Seq and
+	// Epoch cannot distinguish that write from another write of the same owner, such as a transaction whose COMMIT
+	// arrives late.
 	Nonce int64 `json:"nonce"`
 
-	Version   int     `json:"-"` // the definition's version from now on; 0 leaves it as it is
-	Status    Status  `json:"status"`
-	State     []byte  `json:"data"` // nil if it has not changed
-	Progress  []byte  `json:"-"`
-	Failures  int     `json:"failures"`
-	Takeovers int     `json:"takeovers"`
-	LastError string  `json:"last_error"`
-	Log       []Entry `json:"-"` // never empty; the store sets Seq, Epoch and At
+	Version   int     `json:"-"`          // the record's new Version; zero means that it does not change
+	Status    Status  `json:"status"`     // the record's new Status
+	State     []byte  `json:"data"`       // the record's new State; nil means that it does not change
+	Progress  []byte  `json:"-"`          // the record's new Progress
+	Failures  int     `json:"failures"`   // the record's new Failures
+	Takeovers int     `json:"takeovers"`  // the record's new Takeovers
+	LastError string  `json:"last_error"` // the record's new LastError
+	Log       []Entry `json:"-"`          // the new entries, at least one; the store sets their Seq, Epoch and At
 
-	Release bool          `json:"-"` // the owner gives the saga up: it is parked, handed over or ended
-	WakeIn  time.Duration `json:"-"` // when it is due again after a Release
+	// Release ends the ownership: the saga waits, is handed over to another runner, has ended or is stuck.
+	Release bool          `json:"-"`
+	WakeIn  time.Duration `json:"-"` // the time until the saga is due after a Release, never negative; zero means now
 }
 
 // After returns the Seq of the record after the commit.
 func (c CommitRequest) After() int64 { return c.Seq + int64(len(c.Log)) }
 
-// A Receipt is the result of a Commit.
+// A Receipt is the result of a Commit that was written.
 type Receipt struct {
-	CancelRequested bool
-	CancelNote      string
+	CancelRequested bool   // the record's CancelRequested
+	CancelNote      string // the record's CancelNote
 
-	// Woken is set if the request's Release was, and the saga is due now although WakeIn says
-	// later: a Post has woken it since it was claimed.
+	// Woken reports whether the saga is due now instead of after WakeIn, because a Post woke it since it was claimed.
+	// Woken is false unless the request has Release and a WakeIn above zero. If it is true, the runner claims sagas
+	// without waiting for its next poll.
 	Woken bool
 }
 
-// A PostRequest asks a Store to keep a message for a saga, or to wake it.
+// A PostRequest is a message for a saga, a request to turn back, or a request to wake the saga. See [Store].Post.
 type PostRequest struct {
-	ID      string // the saga's
-	Name    string // "" only wakes the saga
-	Payload []byte // opaque to the store
-	// Cancel makes Payload the note of a request to turn back. It is kept in the Record, not among the
-	// messages.
+	ID      string // the saga's ID
+	Name    string // the message's name, up to 100 bytes; "" without Cancel means that Post only wakes the saga
+	Payload []byte // the message's payload, up to 64 KiB, opaque to the store; with Cancel, the text of CancelNote
+	// Cancel reports whether Post requests that the saga turn back. Payload then becomes the record's CancelNote, and
+	// is not a message. Name and Admit are not used.
 	Cancel bool
-	// Admit returns an error if the saga must not have a new message of this name. It changes nothing,
-	// does not use the store, and may be called again. Nil admits it.
+	// Admit returns an error if the saga must not get a new message with this Name. It changes nothing, does not use
+	// the store, and may be called again if the store repeats a transaction. Nil admits every message, even if the
+	// saga has ended.
 	Admit func(rec *Record) error
 }
 
-// A Message is a signal, which a Store keeps for a saga until the saga is deleted.
+// A Message is a signal for a saga. The store has it until the saga is deleted.
 type Message struct {
-	Name    string
-	Payload []byte
+	Name    string // the message's name, unique in the saga: 1 to 100 bytes
+	Payload []byte // the message's payload
 }
 
-// An Entry is one entry in the log of a saga. The names in JSON are those of a column.
+// An Entry is an entry in the log of a saga, which never changes. The store reads no field, and sets Seq, Epoch and At.
+// The names in JSON are the names of columns in package sqlstore; another store may ignore them.
 type Entry struct {
-	Seq     int64     `json:"seq"`
-	Kind    EventKind `json:"event"`
-	Step    string    `json:"step"` // "" for the saga itself
-	Op      Op        `json:"op"`
+	Seq     int64     `json:"seq"`     // the entry's position in the log, from 1 and without gaps
+	Kind    EventKind `json:"event"`   // the kind of the entry
+	Step    string    `json:"step"`    // the step's name; "" if the entry is about the saga
+	Op      Op        `json:"op"`      // the operation of Step; "" if the entry is about neither
 	Attempt int       `json:"attempt"` // the number of the attempt of Op; zero if the entry is not about an attempt
-	Epoch   int64     `json:"-"`
-	Error   string    `json:"error"` // the reason, or an operator's note
-	At      time.Time `json:"-"`
+	Epoch   int64     `json:"-"`       // the record's Epoch when the entry was written
+	Error   string    `json:"error"`   // the reason, or an operator's note; "" if there is none
+	At      time.Time `json:"-"`       // the time of the write, according to the store's clock
 }
 
-// An EventKind is the kind of an entry. It is opaque to the store; package saga has them.
+// An EventKind is the kind of an [Entry], up to 50 bytes. It is opaque to the store. Package saga has the constants.
 type EventKind string
 
-// An Op is the operation of a step. It is opaque to the store.
+// An Op is an operation of a step. It is opaque to the store.
 type Op string
 
-// The operations of a step.
+// The operations of a step. An [Entry] that is about neither has the Op "".
 const (
-	OpDo   Op = "do"
-	OpUndo Op = "undo"
+	OpDo   Op = "do"   // the step's action
+	OpUndo Op = "undo" // the step's compensation
 )

@@ -1,20 +1,23 @@
 package sagastore
 
-// A Status is the status of a saga.
+// A Status is the status of a saga. The store returns it unchanged. It compares statuses in [Store].Claim, Post,
+// Counts, Children, List and DeleteEnded, and does not check whether a Commit may change one into another.
 type Status string
 
-// A Running saga becomes Completed, Compensating or Stuck. A Compensating one becomes
-// Compensated or Stuck. An operator can let a Stuck saga go on in its direction, turn it
-// back, or make any saga Abandoned that has not ended. Completed, Compensated and
-// Abandoned are final, except that a completed child turns back with its parent.
+// The statuses. A saga that turns back stops going forward and compensates.
+//
+// A Running saga becomes Completed, Compensating or Stuck. A Compensating saga becomes Compensated or Stuck. An
+// operator can let a Stuck saga continue in its direction, or turn it back. An operator can also make a saga
+// Abandoned unless it has ended. Completed, Compensated and Abandoned are final, except that a Completed child becomes
+// Compensating if its parent turns back.
 const (
-	Running      Status = "running"
-	Compensating Status = "compensating"
-	Completed    Status = "completed"
-	Compensated  Status = "compensated"
-	Stuck        Status = "stuck"
-	Abandoned    Status = "abandoned"
+	Running      Status = "running"      // the saga goes forward; a runner may claim it
+	Compensating Status = "compensating" // the saga undoes its steps; a runner may claim it
+	Completed    Status = "completed"    // final: all steps are done
+	Compensated  Status = "compensated"  // final: all steps are undone
+	Stuck        Status = "stuck"        // the saga waits for an operator; no runner claims it
+	Abandoned    Status = "abandoned"    // final: an operator ended the saga, whose steps remain unchanged
 )
 
-// Ended reports whether the status is final.
+// Ended reports whether the status is final: Completed, Compensated or Abandoned.
 func (s Status) Ended() bool { return s == Completed || s == Compensated || s == Abandoned }
