@@ -1,11 +1,31 @@
-// Package storetest tests a store of package sagastore.
+// Package storetest has the tests that every store of package sagastore must pass:
 //
 //	func TestStore(t *testing.T) {
-//		storetest.Run(t, func(t *testing.T) store.Store { return newStore(t) })
+//		storetest.Run(t, func(t *testing.T) sagastore.Store { return newStore(t) })
 //	}
 //
-// The tests use the store's own clock, in real time, with leases that are much longer or
-// much shorter than a test.
+// The tests call each method and compare the records, logs and messages that the store returns. They use the store's
+// own clock, in real time: leases last for an hour or for a nanosecond, and pauses between calls are 3 milliseconds. A
+// test that fails reports the first difference.
+//
+// # Limits
+//
+// A store that passes may still be wrong in these respects, which need other tests:
+//
+//   - writes that survive a crash, and the results of writes whose response was lost
+//   - several processes, and a clock that differs between them
+//   - rows that another transaction has locked: Claim and DeleteEnded skip them, and Heartbeat returns Locked
+//   - a Heartbeat for a lease that has ended and was not claimed, or at the same time as a Claim
+//   - a Commit at the same time as Claim, DeleteEnded or the Admit of a Post
+//   - the limit of Counts, and the order of several definitions in it
+//   - texts and payloads of the maximum length
+//   - the pages of List while sagas start or are deleted
+//   - the optional interfaces Checker and Notifier, and TxStore's Exclusive and the ctx of Begin
+//   - the time that a call takes with many sagas
+//
+// # Stability
+//
+// The package is unstable until 1.0.0, as package sagastore is. A minor version may add tests.
 package storetest
 
 import (
@@ -31,8 +51,12 @@ const (
 	short = time.Nanosecond
 )
 
-// Run runs the suite, each test on a store of its own from newStore. A store that
-// is a [store.TxStore] is tested as one too.
+// Run runs the tests, each as a subtest of t with a store from newStore, which must have no sagas and be ready for use.
+// newStore is called once for each subtest, with the t of the subtest, in which it can register a cleanup. A test calls
+// up to 32 methods concurrently.
+//
+// If the store is a [store.TxStore], Run also tests its transactions. Otherwise these subtests are skipped. The tests
+// call other methods while a transaction of Begin is open, so the database needs two connections or more.
 func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 	t.Helper()
 	for _, c := range []struct {
