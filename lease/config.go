@@ -21,11 +21,11 @@ type Config struct {
 	// UTF-8 without a zero byte. Empty means the host name and the process id.
 	Holder string
 
-	// TTL is how long the lease lasts without renewal, and so how long no process leads after a leader has died.
+	// TTL is the duration of the lease without renewal, and so the time without a leader after a leader has died.
 	// Zero means 15 seconds; the minimum is 10 ms.
 	TTL time.Duration
 
-	// Margin is how long before the end of the lease the ctx of a term ends. It leaves time for work to stop, and
+	// Margin is the time from the end of a term's ctx to the end of the lease. In this time, work can stop. Margin also
 	// allows for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
 	Margin time.Duration
 
@@ -34,7 +34,7 @@ type Config struct {
 	Poll time.Duration
 
 	// OnError is called with the errors of the functions of Loop and Every, which then continue. It runs on the
-	// function's goroutine. An error that only reports that the function's ctx has ended is not passed on. Nil means
+	// function's goroutine. An error that only reports that the function's ctx is done is not passed on. Nil means
 	// that slog.Default warns.
 	OnError func(context.Context, error)
 }

@@ -27,7 +27,7 @@ type reason string
 
 const (
 	notRenewed reason = "not renewed in time"
-	endedThere reason = "ended by the store" // another term has begun, or the store has lost the lease
+	endedThere reason = "ended by the store" // another term has started, or the store has lost the lease
 	resigned   reason = "resigned"
 	neverBegan reason = "zero Term"
 )
@@ -60,7 +60,7 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
-// Retryable returns false: a term that is over does not come back.
+// Retryable returns false: a term that is over is not resumed.
 func (e *LostError) Retryable() bool { return false }
 
 // A HeldError reports that [Candidate.TryCampaign] did not get the lease, and which process holds it. It matches
@@ -87,7 +87,7 @@ func (e *HeldError) Error() string {
 // Is reports whether target is [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// Refused returns true: no term began.
+// Refused returns true: no term started.
 func (e *HeldError) Refused() bool { return true }
 
 // RetryAfter returns After.

@@ -13,7 +13,7 @@ import (
 type EventKind string
 
 const (
-	EventElected     EventKind = "elected"      // a term began
+	EventElected     EventKind = "elected"      // a term started
 	EventLost        EventKind = "lost"         // a term ended that was not resigned; its function may still run
 	EventResigned    EventKind = "resigned"     // a term was resigned
 	EventStoreFailed EventKind = "store_failed" // the store failed; the call is repeated
@@ -25,8 +25,8 @@ type Event struct {
 	Name   string        // the name of the lease
 	Holder string        // the candidate's Config.Holder
 	Epoch  int64         // the term's epoch; 0 if the store failed outside of a term
-	Waited time.Duration // if Kind is EventElected, the time since the campaign began
-	Took   time.Duration // if Kind is EventLost or EventResigned, the duration of the term
+	Waited time.Duration // the time since the campaign started; only of EventElected
+	Took   time.Duration // the duration of the term; only of EventLost and EventResigned
 
 	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, it is why the store did not release the
 	// lease, or nil. If Kind is EventStoreFailed, it is the store's error.
@@ -49,7 +49,7 @@ func (c *Candidate) notify(ctx context.Context, e Event) {
 
 // Stats are the metrics of a [Candidate].
 type Stats struct {
-	Elected     int64 `counter:"terms{event=elected}"`  // terms that began
+	Elected     int64 `counter:"terms{event=elected}"`  // terms that started
 	Lost        int64 `counter:"terms{event=lost}"`     // terms that ended and were not resigned
 	Resigned    int64 `counter:"terms{event=resigned}"` // terms that were resigned
 	Asked       int64 `counter:"asks"`                  // requests for the lease

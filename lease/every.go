@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Every calls fn once for each instant of the schedule, in whichever process leads, until ctx ends. Every then
-// returns nil.
+// Every calls fn once for each instant of the schedule, in whichever process leads, until ctx is done. Every
+// then returns nil.
 //
 //   - A run is recorded in the store before fn is called. A process whose clock differs by some milliseconds, or that
 //     leads next, does not repeat it. If the leader dies during a run, that run is not repeated.
 //   - If instants have passed since the last run, because no process led or a run took long, fn is called once for
 //     all of them, immediately.
-//   - The start of a program makes no run. The first run is made at the first instant after the first call to Every.
-//   - fn's errors go to [Config].OnError, and the next run is made when it is due.
+//   - The start of a program is not a run. The first run starts at the first instant after the first call to Every.
+//   - fn's errors go to [Config].OnError, and the next run starts when it is due.
 //
 // The runs of a lease belong together. If the schedule is changed, its instants since the last run count as passed. A
 // process whose clock is far ahead records runs of the future, and no process repeats them; Every reports to OnError
@@ -40,7 +40,7 @@ func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(contex
 	return nil
 }
 
-// makeRuns makes the runs of a term. It returns an error only if the schedule is wrong.
+// makeRuns performs the runs of a term. It returns an error only if the schedule is wrong.
 func (c *Candidate) makeRuns(
 	ctx context.Context, term Term, schedule Schedule, called time.Time, fn func(context.Context, Term) error,
 ) error {
@@ -77,7 +77,7 @@ func (c *Candidate) makeRuns(
 // instant that follows. Instants are rounded up to milliseconds, as the store has them.
 func dueRun(s Schedule, last, now time.Time) (run, next time.Time, err error) {
 	next, err = nextOf(s, last)
-	// Without these steps back from now, a schedule of seconds would take long to catch up with a year.
+	// A loop over all instants would take long for a schedule of seconds after a year without runs.
 	for back := time.Second; err == nil && now.Add(-back).After(next); back *= 2 {
 		var at time.Time
 		if at, err = nextOf(s, now.Add(-back)); !at.After(now) {

@@ -18,7 +18,7 @@
 // leads again and again, [Candidate.Run] is for work that is done once, and [Candidate.Every] is for work that is
 // due at the instants of a [Schedule].
 //
-// # What a leader can rely on
+// # Guarantees of a leader
 //
 // The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process.
 // But a process can be paused between a check of its ctx and a write, and clocks can jump. Two things make a write
@@ -80,9 +80,9 @@ func New(store Store, cfg Config) *Candidate {
 //
 //   - If the term is lost while fn runs, the ctx of fn ends with a cause that matches [ErrLost]. When fn has
 //     returned, Run competes again and calls fn again, whatever fn's error was.
-//   - If ctx ends while fn runs, the ctx of fn ends as well. The lease is renewed until fn has returned. Run then
+//   - If ctx is done while fn runs, the ctx of fn ends as well. The lease is renewed until fn has returned. Run then
 //     releases it within TTL/3 and returns fn's error.
-//   - If ctx ends while fn is not running, Run returns an error that wraps the cause of ctx.
+//   - If ctx is done while fn is not running, Run returns an error that wraps the cause of ctx.
 //   - If fn panics, Run releases the lease and panics.
 //
 // A store that fails does not end Run.
@@ -103,7 +103,7 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 	defer func() { // even if fn panics
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 		defer cancel()
-		_ = term.Resign(release) // if it fails, the TTL ends the lease
+		_ = term.Resign(release) // after an error, the TTL ends the lease
 	}()
 	err = fn(term.Context(), term)
 	why := term.h.endedBecause()
@@ -111,7 +111,7 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 }
 
 // Loop is like [Candidate.Run], but after fn has returned it waits for Config.Poll and competes again, until ctx
-// ends. fn's errors go to [Config].OnError. Loop returns nil.
+// is done. fn's errors go to [Config].OnError. Loop returns nil.
 func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) error) error {
 	for ctx.Err() == nil {
 		_ = c.Run(ctx, func(ctx context.Context, term Term) error {
@@ -128,7 +128,7 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 }
 
 // report passes an error of a function of Loop or Every to OnError. ctx is the function's ctx. An error that only
-// reports that ctx has ended is not passed on: EventLost has reported the loss of a term, and a shutdown is no error.
+// reports that ctx is done is not passed on: EventLost has reported the loss of a term, and a shutdown is no error.
 func (c *Candidate) report(ctx context.Context, err error) {
 	switch {
 	case err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)):
@@ -140,15 +140,15 @@ func (c *Candidate) report(ctx context.Context, err error) {
 }
 
 // Campaign waits until this process leads, for work that is not a single function. The lease is renewed until
-// [Term.Resign] is called, even after ctx has ended: ctx limits only the wait. [Term.Context] has ctx's values.
+// [Term.Resign] is called, even after ctx is done: ctx limits only the wait. [Term.Context] has ctx's values.
 //
-// If ctx ends first, Campaign returns an error that wraps the cause of ctx, within TTL/3. A store that fails does
+// If ctx is done first, Campaign returns an error that wraps the cause of ctx, within TTL/3. A store that fails does
 // not end the wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
 
-// campaign waits for the lease until ctx ends. base is the parent of the term's ctx.
+// campaign waits for the lease until ctx is done. base is the parent of the term's ctx.
 func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
@@ -240,7 +240,7 @@ func (c *Candidate) ownsLease(rec Record, token string, sent time.Time) bool {
 // to another process, because the store counts the TTL from a later moment.
 func (c *Candidate) endOf(sent time.Time) time.Time { return sent.Add(c.cfg.TTL - c.cfg.Margin) }
 
-// withdraw releases what the store may have granted to token by a call whose answer has not arrived.
+// withdraw releases the lease that the store may have granted to token by a call whose answer has not arrived.
 func (c *Candidate) withdraw(ctx context.Context, token string) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 	defer cancel()

@@ -19,10 +19,10 @@ type memory struct {
 
 type memoryLease struct {
 	Record
-	until time.Time // when the term ends or has ended
+	until time.Time // the end of the term
 }
 
-// with calls f with the lease as it is now.
+// with locks m and calls f with the current lease.
 func (m *memory) with(ctx context.Context, name string, f func(l *memoryLease) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -44,7 +44,7 @@ func (l *memoryLease) extend(ttl time.Duration) { l.until, l.Left = time.Now().A
 func (m *memory) Acquire(ctx context.Context, req Request) (rec Record, err error) {
 	err = m.with(ctx, req.Name, func(l *memoryLease) error {
 		if !l.Held() {
-			// The epoch includes the time, so that it grows even if the process has been restarted.
+			// The epoch includes the time to grow even after the process has been restarted.
 			l.Token, l.Holder, l.Epoch = req.Token, req.Holder, max(l.Epoch+1, time.Now().UnixMicro())
 		}
 		if l.Token == req.Token {

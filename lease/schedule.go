@@ -13,7 +13,7 @@ type Schedule interface {
 }
 
 // Interval returns the schedule of the multiples of d since the zero time. Runs do not drift, however long they take.
-// With Interval(time.Hour), a run is due at the beginning of each hour of UTC. Interval panics if d is less than a
+// With Interval(time.Hour), a run is due at the start of each hour of UTC. Interval panics if d is less than a
 // millisecond.
 func Interval(d time.Duration) Schedule {
 	if d < time.Millisecond {
@@ -78,7 +78,7 @@ func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
 	return at, at.YearDay() == day || at.Add(-1).YearDay() == day
 }
 
-// wall returns what a clock on the wall shows at t, as a time in UTC.
+// wall returns t's date and time of day in its time zone, as a time in UTC.
 func wall(t time.Time) time.Time {
 	_, offset := t.Zone()
 	return t.UTC().Add(time.Duration(offset) * time.Second)

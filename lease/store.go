@@ -7,21 +7,21 @@ import (
 )
 
 // A Store keeps leases. [NewMemory] keeps them in the process, package sqllease in PostgreSQL, MySQL, MariaDB or
-// SQLite, package redislease in Redis, and the module resilienceetcd in etcd. Package storetest tests a Store of
-// your own:
+// SQLite, package redislease in Redis, and the module resilienceetcd in etcd. Package storetest tests other
+// implementations:
 //
 //	var _ lease.Store = (*Store)(nil)
 //
 // A term belongs to a token, a random string of its candidate. Each method is atomic. The store measures all
 // durations with its own clock or by observation, never with the caller's clock. An error other than [ErrLost] and
-// [ErrRunTaken] leaves open whether the call has taken effect or will do so later; the caller repeats the call. A
+// [ErrRunTaken] means that the call may have taken effect, or may still do so; the caller repeats the call. A
 // Store is safe for concurrent use by many candidates in many processes.
 type Store interface {
 	// Acquire gives the lease to the token if it is free, and returns the record as it is afterwards. If the
 	// token already has the lease, the lease is renewed: the answer to an earlier call may have been lost.
 	//
 	// A new term lasts for the TTL, which the store may round up, and has an Epoch that is greater than any
-	// before it. It does not begin while a fenced transaction (see [Fencer]) is open.
+	// before it. It does not start while a fenced transaction (see [Fencer]) is open.
 	Acquire(ctx context.Context, req Request) (Record, error)
 
 	// Renew extends the lease by the TTL and, if req.Run is set, records the run. It returns [ErrLost] if the
@@ -37,12 +37,12 @@ type Store interface {
 	Load(ctx context.Context, name string) (Record, error)
 }
 
-// A Request asks a [Store] for a lease, or to renew it.
+// A Request is a request to a [Store] to grant or renew a lease.
 type Request struct {
 	Name   string        // the name of the lease
 	Token  string        // the token of the candidate's term
 	Holder string        // the candidate's Config.Holder; only for Acquire
-	TTL    time.Duration // how long the lease lasts without another renewal
+	TTL    time.Duration // the duration of the lease without another renewal
 
 	// Run is the scheduled instant of a run of [Candidate.Every] that starts, or 0. Renew stores it as the record's
 	// LastRun unless LastRun is equal or later. A store treats it as an opaque number.
@@ -72,8 +72,8 @@ func (r Record) Held() bool { return r.Token != "" && r.Left > 0 }
 type Fencer interface {
 	Store
 
-	// Fence returns [ErrLost] unless the current term has this epoch. Otherwise it keeps any other term from
-	// beginning until tx ends. It delays neither Renew nor the Fence of other transactions, if the database allows
+	// Fence returns [ErrLost] unless the current term has this epoch. Otherwise no other term can start
+	// until tx ends. It delays neither Renew nor the Fence of other transactions, if the database allows
 	// that.
 	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
 }

@@ -18,7 +18,7 @@ type Term struct{ h *holding }
 // Holder returns [Config].Holder, as other processes see it.
 func (t Term) Holder() string { return t.holding().c.cfg.Holder }
 
-// Epoch returns a fencing token, which is greater than that of every earlier term of the lease. Epochs do not count
+// Epoch returns a fencing token, which is greater than every earlier term's epoch. Epochs do not count
 // terms.
 func (t Term) Epoch() int64 { return t.holding().rec.Epoch }
 
@@ -35,8 +35,8 @@ func (t Term) Err() error {
 	return nil
 }
 
-// Fence returns an error unless the term still holds, and keeps any other term from beginning until tx ends. If tx
-// commits, its changes were made by the leader. Call Fence before the first savepoint of tx, because ROLLBACK TO
+// Fence returns an error unless the term still holds, and prevents the start of another term until tx ends. If tx
+// commits, its changes are changes of the leader. Call Fence before the first savepoint of tx, because ROLLBACK TO
 // SAVEPOINT silently removes a later fence. After an error, roll tx back.
 //
 // Another leader waits for tx, even if tx's process is stopped or disconnected, for as long as the database keeps its
@@ -59,7 +59,7 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Resign ends the term, first its Context and then in the store, so that another candidate can lead immediately. It
+// Resign ends the term, first its Context and then in the store. Another candidate can then lead immediately. Resign
 // waits for fenced transactions of the term that are still open. If Resign returns an error, the lease lasts until
 // its TTL has expired, unless Resign is called again. ctx must not be the term's ctx.
 func (t Term) Resign(ctx context.Context) error {
@@ -119,7 +119,7 @@ type holding struct {
 	stop     context.CancelFunc // cancels the timer's renewal
 }
 
-// begin begins a term that was requested at sent. base is the parent of its ctx.
+// begin starts a term that was requested at sent. base is the parent of its ctx.
 func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
 	h := &holding{c: c, rec: rec, began: sent, until: c.endOf(sent)}
 	h.ctx, h.cancel = context.WithCancelCause(base)
@@ -206,7 +206,7 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 	}
 	h.mu.Lock()
 	h.failed = err
-	if until := h.c.endOf(sent); err == nil && until.After(h.until) { // two renewals may overtake each other
+	if until := h.c.endOf(sent); err == nil && until.After(h.until) { // two renewals may return in the other order
 		h.until = until
 	}
 	h.mu.Unlock()
