@@ -181,7 +181,9 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.from != nil {
 			b.attempt.resp.Trailer = b.from.Trailer
 		}
-		b.finish(err, alive)
+		if !b.closing.Load() { // otherwise Close ends the work, and could return while this Read releases the slots
+			b.finish(err, alive)
+		}
 	}
 	return n, err
 }
