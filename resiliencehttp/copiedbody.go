@@ -45,7 +45,7 @@ func (c *copiedBody) open() (io.ReadCloser, error) {
 	return &copyReader{body: c}, nil
 }
 
-// finish reports that no further reader will be opened. Copying stops when only one reader is open, and the source is
+// finish records that no further reader will be opened. Copying stops when only one reader is open, and the source is
 // closed when none is open.
 func (c *copiedBody) finish() {
 	c.change(func() { c.last = true })
