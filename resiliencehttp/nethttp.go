@@ -47,6 +47,7 @@ type route struct {
 	has   bool // the request has the connection conn now
 	conn  httptrace.GotConnInfo
 	since time.Time // when the request got conn, or its stream on conn
+	write error     // why the request could not be written to conn
 }
 
 // pooled reports whether a request may wait for a connection of base even if none is being dialed. It returns true for
@@ -72,7 +73,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 		GotConn: func(info httptrace.GotConnInfo) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.got, r.has, r.conn, r.since = true, true, info, time.Now()
+			r.got, r.has, r.conn, r.since, r.write = true, true, info, time.Now(), nil
 			if r.pooled {
 				r.move(waiting) // it may wait for an HTTP/2 stream until the header is written
 			} else {
@@ -82,7 +83,11 @@ func (r *route) watch(ctx context.Context) context.Context {
 		WroteRequest: func(info httptrace.WroteRequestInfo) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if info.Err == nil && r.has { // otherwise the hook belongs to an earlier connection
+			switch {
+			case !r.has: // the hook belongs to an earlier connection
+			case info.Err != nil:
+				r.write = info.Err
+			default:
 				r.move(written)
 			}
 		},
@@ -183,7 +188,16 @@ func (a *attempt) invalidRequest(err error) bool {
 		a.call.body.any((*sentBody).failed) ||
 		a.Err() == nil && a.route.rejected(a.call) ||
 		is[*net.AddrError](err) || // the port is invalid
-		hasInvalidRequestText(err)
+		hasInvalidRequestText(err) ||
+		hasInvalidRequestText(a.route.writeError())
+}
+
+// writeError returns why the request could not be written. When net/http cannot write a request, it closes the
+// connection, and may then return the error of the read that this interrupts.
+func (r *route) writeError() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.write
 }
 
 // invalidRequestTexts are prefixes of the errors with which net/http rejects an invalid request, or stops sending it.
