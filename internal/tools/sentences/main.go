@@ -1,87 +1,252 @@
-// Command sentences draws sentences of comments, error texts aside, for somebody who has not seen the code to
-// read. A reader marks each sentence that needs a second reading; the project's aim is 2%.
+// Command sentences draws sentences of pages and of doc comments for a reader who has not seen them before. The
+// reader marks each sentence that needs a second reading; the project's aim is 2%.
 //
-//	go run ./internal/tools/sentences -seed 1 -n 40 . ./policy ./registry
+//	go run ./internal/tools/sentences -draw 1                # the first of the five draws of the project
+//	go run ./internal/tools/sentences -seed 7 README.md ./breaker ./saga/...
 //
-// The draw depends on the seed and the comments alone, so that it can be repeated.
+// A draw depends only on its seed and the text, so it can be repeated. The seeds of the project's draws are in
+// seeds.txt. Half of such a draw is from README.md and docs, and half from the doc comments of all modules.
 package main
 
 import (
+	_ "embed"
 	"flag"
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"log"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
+//go:embed seeds.txt
+var seeds string
+
 func main() {
-	seed := flag.Uint64("seed", 20261128, "of the draw")
+	log.SetFlags(0)
+	draw := flag.Int("draw", 0, "number of a draw of the project, from 1")
+	seed := flag.Uint64("seed", 20261128, "seed of the draw, if -draw is not set")
 	n := flag.Int("n", 40, "number of sentences")
 	flag.Parse()
-	var all []string
-	for _, dir := range flag.Args() {
-		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if *draw == 0 {
+		all, err := collect(flag.Args())
 		if err != nil {
 			log.Fatal(err)
 		}
-		for _, file := range files {
-			if strings.HasSuffix(file, "_test.go") {
-				continue
-			}
-			found, err := sentencesOf(file)
-			if err != nil {
-				log.Fatal(err)
-			}
-			all = append(all, found...)
+		list(take(&all, *seed, *n))
+		return
+	}
+	pages, err := collect([]string{"README.md", "docs/..."})
+	if err != nil {
+		log.Fatal(err)
+	}
+	comments, err := collect([]string{"./..."})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lines := strings.Fields(seeds)
+	if *draw > len(lines) {
+		log.Fatalf("sentences: draw is %d: must be at most %d", *draw, len(lines))
+	}
+	for i, line := range lines[:*draw] { // no draw has a sentence of an earlier one
+		seed, err := strconv.ParseUint(line, 10, 64)
+		if err != nil {
+			log.Fatal(err)
+		}
+		drawn := append(take(&pages, seed, *n/2), take(&comments, seed, *n-*n/2)...)
+		if i == *draw-1 {
+			list(drawn)
 		}
 	}
-	slices.Sort(all)
-	r := rand.New(rand.NewPCG(*seed, 0))
-	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for i, s := range all[:min(*n, len(all))] {
+}
+
+// take draws n sentences and removes them from all.
+func take(all *[]string, seed uint64, n int) []string {
+	rest := slices.Clone(*all)
+	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	n = min(n, len(rest))
+	*all = slices.Sorted(slices.Values(rest[n:]))
+	return rest[:n]
+}
+
+// list prints sentences with their numbers.
+func list(drawn []string) {
+	for i, s := range drawn {
 		fmt.Printf("%d. %s\n", i+1, s)
 	}
 }
 
-// sentencesOf returns the sentences in the comments of a file, each with its place. Code in comments, which is
-// indented, is left out.
-func sentencesOf(file string) (all []string, err error) {
+// collect returns the sentences of files and directories, in order. A path that ends in /... includes subdirectories;
+// ./... has no pages.
+func collect(paths []string) (all []string, err error) {
+	for _, path := range paths {
+		root, deep := strings.CutSuffix(path, "/...")
+		root = filepath.Clean(root)
+		err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if entry.IsDir() {
+				if file != root && (!deep || isSkipped(entry.Name())) {
+					return filepath.SkipDir
+				}
+				return nil
+			}
+			found, err := sentencesOf(file, root != ".")
+			all = append(all, found...)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(all)
+	return all, nil
+}
+
+// isSkipped reports whether a directory has no documentation of the library.
+func isSkipped(name string) bool {
+	return strings.HasPrefix(name, ".") || slices.Contains([]string{"internal", "testdata", "examples"}, name)
+}
+
+// sentencesOf returns the sentences of a file, each with its place: of the doc comments of a Go file, or of a page.
+func sentencesOf(file string, pages bool) ([]string, error) {
+	switch {
+	case strings.HasSuffix(file, ".go") && !strings.HasSuffix(file, "_test.go"):
+		return sentencesOfGo(file)
+	case strings.HasSuffix(file, ".md") && pages:
+		text, err := os.ReadFile(file)
+		return sentencesOfPage(file, string(text)), err
+	}
+	return nil, nil
+}
+
+// sentencesOfGo returns the sentences of the comments that go doc shows.
+func sentencesOfGo(file string) (all []string, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, file, nil, parser.ParseComments)
-	if err != nil {
+	if err != nil || ast.IsGenerated(f) {
 		return nil, err
 	}
-	for _, group := range f.Comments {
-		var prose []string
-		for line := range strings.Lines(group.Text()) {
-			if line = strings.TrimRight(line, "\n"); !strings.HasPrefix(line, "\t") {
-				prose = append(prose, strings.TrimSpace(line))
+	add := func(names []*ast.Ident, groups ...*ast.CommentGroup) {
+		for _, group := range groups {
+			if group == nil {
+				continue
+			}
+			place := fmt.Sprintf("%s:%d", file, fset.Position(group.Pos()).Line)
+			if len(names) > 0 && !strings.HasPrefix(group.Text(), names[0].Name+" ") {
+				place += ": " + names[0].Name // the field to which a comment without a subject belongs
+			}
+			for _, paragraph := range strings.Split(group.Text(), "\n\n") {
+				if !strings.HasPrefix(paragraph, "\t") && !strings.HasPrefix(paragraph, "#") {
+					all = append(all, split(place, reference.ReplaceAllString(paragraph, "$1"))...)
+				}
 			}
 		}
-		place := fset.Position(group.Pos())
-		for _, s := range split(strings.Join(prose, " ")) {
-			all = append(all, fmt.Sprintf("%s:%d: %s", place.Filename, place.Line, s))
-		}
+	}
+	add(nil, f.Doc)
+	ast.FileExports(f)
+	for _, d := range f.Decls {
+		ast.Inspect(d, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				add(nil, n.Doc)
+				return false
+			case *ast.GenDecl:
+				add(nil, n.Doc)
+			case *ast.TypeSpec:
+				add(nil, n.Doc, n.Comment)
+			case *ast.ValueSpec:
+				add(n.Names, n.Doc, n.Comment)
+			case *ast.Field:
+				add(n.Names, n.Doc, n.Comment)
+			}
+			return true
+		})
 	}
 	return all, nil
 }
 
-// split splits a text into its sentences of at least four words.
-func split(text string) (all []string) {
+var (
+	marker    = regexp.MustCompile(`(?s)<!-- (table|figures|faults) -->.*?<!-- end of .*? -->`)
+	fence     = regexp.MustCompile("(?s)```.*?```")
+	other     = regexp.MustCompile("^(#|<|    )") // headings, pictures and code
+	item      = regexp.MustCompile(`^\s*(?:- |\d+\. )`)
+	tests     = regexp.MustCompile("[:.]? *`(?:Test|Fuzz)\\w+`(?:, `(?:Test|Fuzz)\\w+`)*$")
+	reference = regexp.MustCompile(`\[(\*?[\w.]+)\]`)
+	link      = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+)
+
+// sentencesOfPage returns the sentences of a page in Markdown, without code, headings and generated tables. Each item
+// of a list and each cell of a table is a paragraph.
+func sentencesOfPage(file, text string) (all []string) {
+	for _, part := range []*regexp.Regexp{marker, fence} { // keep the line numbers
+		text = part.ReplaceAllStringFunc(text, func(s string) string {
+			return strings.Repeat("\n", strings.Count(s, "\n"))
+		})
+	}
+	var paragraph []string
+	start := 0
+	flush := func() {
+		prose := tests.ReplaceAllString(plain(strings.Join(paragraph, " ")), "")
+		all = append(all, split(fmt.Sprintf("%s:%d", file, start), prose)...)
+		paragraph = nil
+	}
+	for i, line := range strings.Split(text, "\n") {
+		switch {
+		case strings.TrimSpace(line) == "", other.MatchString(line):
+			flush()
+			continue
+		case strings.HasPrefix(line, "|"):
+			flush()
+			cells := strings.Split(plain(strings.Trim(line, "| ")), " | ")
+			for n, cell := range cells {
+				place := fmt.Sprintf("%s:%d", file, i+1)
+				if n > 0 {
+					place += ": " + cells[0] // what the row is about
+				}
+				if len(strings.Fields(cell)) >= 6 { // a shorter one needs the whole row
+					all = append(all, split(place, cell)...)
+				}
+			}
+			continue
+		case item.MatchString(line):
+			flush()
+			line = item.ReplaceAllString(line, "")
+		}
+		if len(paragraph) == 0 {
+			start = i + 1
+		}
+		paragraph = append(paragraph, strings.TrimSpace(line))
+	}
+	flush()
+	return all
+}
+
+// plain returns the text of a paragraph without links and emphasis.
+func plain(text string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(link.ReplaceAllString(text, "$1"), "**", ""), `\*`, "")
+}
+
+// split returns the sentences of a text that have at least four words, each with its place.
+func split(place, text string) (all []string) {
 	words := strings.Fields(text)
 	for len(words) > 0 {
 		end := 1 + slices.IndexFunc(words, func(w string) bool {
-			return strings.HasSuffix(w, ".") && w != "e.g." && w != "i.e."
+			return strings.HasSuffix(strings.TrimRight(w, `*)"`), ".") && w != "e.g." && w != "i.e."
 		})
 		if end == 0 {
 			end = len(words)
 		}
 		if end >= 4 {
-			all = append(all, strings.Join(words[:end], " "))
+			all = append(all, place+": "+strings.Join(words[:end], " "))
 		}
 		words = words[end:]
 	}
