@@ -212,9 +212,9 @@ func slowFew() []Row {
 // overload takes a third of the callers' patience for each call, and at most a second.
 func overload() (rows []Row) {
 	for _, v := range []struct {
-		how     string
-		cancels bool
-	}{{"deadline", false}, {"cancel", true}} {
+		how, callers string
+		cancels      bool
+	}{{"deadline", "with a deadline of", false}, {"cancel", "that cancel after", true}} {
 		for _, load := range []float64{1.2, 2, 5} {
 			for _, patience := range []time.Duration{300 * ms, s, 10 * s} {
 				service := min(patience/3, s)
@@ -225,7 +225,7 @@ func overload() (rows []Row) {
 				capacity := slots / service.Seconds()
 				rows = append(rows, Row{
 					ID:   fmt.Sprintf("11/%s-%g-%v", v.how, load, patience),
-					Name: fmt.Sprintf("load of %g times the slots, callers %s after %v", load, v.how, patience),
+					Name: fmt.Sprintf("load of %g times the slots, callers %s %v", load, v.callers, patience),
 					Rate: load * capacity, Poisson: true, Patience: patience, Cancels: v.cancels,
 					Length:  services * service,
 					Workers: slots, Server: Takes(service), Must: Must{Goodput: 0.8, Capacity: capacity},

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Table is the table of docs/BENCHMARKS.md.
+// A Table has the measurements of rows.
 type Table struct {
 	clients  []string
 	outcomes []Outcome
@@ -29,6 +29,66 @@ func (t *Table) Add(o Outcome) { t.outcomes = append(t.outcomes, o) }
 func (t *Table) String() string {
 	var b strings.Builder
 	lines := t.byRow()
+	t.head(&b, lines, "rules not met")
+	for _, l := range lines {
+		t.line(&b, l[0], verdicts(l))
+	}
+	return b.String()
+}
+
+// Summary returns the table of docs/BENCHMARKS.md: a line for each trouble, which is the number of a row's ID. It has
+// the measurements of the row whose quick cell is the worst for NewClient, and counts the red cells of all rows. If the
+// clients' shares of answered calls in this cell differ by less than 1%, only the trouble's name is listed.
+func (t *Table) Summary() string {
+	var b, same strings.Builder
+	lines := t.byRow()
+	t.head(&b, lines, "red cells")
+	for len(lines) > 0 {
+		number, _, _ := strings.Cut(lines[0][0].Row.ID, "/")
+		var worst Outcome
+		cells, red := 0, 0
+		for len(lines) > 0 && strings.HasPrefix(lines[0][0].Row.ID, number+"/") {
+			if o := lines[0][0]; worst.Row == nil || o.lead() < worst.lead() {
+				worst = o
+			}
+			cells += len(lines[0])
+			red += len(redCells(lines[0]))
+			lines = lines[1:]
+		}
+		if red == 0 && worst.spread() < 0.01 {
+			fmt.Fprintf(&same, "- %s: %s\n", worst.Row.ID, worst.Row.Name)
+			continue
+		}
+		t.line(&b, worst, fmt.Sprintf("%d of %d", red, cells))
+	}
+	if same.Len() > 0 {
+		fmt.Fprintf(&b, "\nIn these rows the shares of answered calls differ by less than 1%%:\n\n%s", same.String())
+	}
+	return b.String()
+}
+
+// lead returns NewClient's share of answered calls minus the best share of the other clients.
+func (o Outcome) lead() float64 {
+	best := 0.0
+	for name, m := range o.Clients {
+		if name != NewClient.Name {
+			best = max(best, m.Share())
+		}
+	}
+	return o.Clients[NewClient.Name].Share() - best
+}
+
+// spread returns the difference between the best and the worst share of answered calls.
+func (o Outcome) spread() float64 {
+	least, most := 1.0, 0.0
+	for _, m := range o.Clients {
+		least, most = min(least, m.Share()), max(most, m.Share())
+	}
+	return most - least
+}
+
+// head writes the number of red rows and cells, and the first lines of the table.
+func (t *Table) head(b *strings.Builder, lines [][]Outcome, last string) {
 	redLines, red := 0, 0
 	for _, l := range lines {
 		if n := len(redCells(l)); n > 0 {
@@ -36,18 +96,18 @@ func (t *Table) String() string {
 			red += n
 		}
 	}
-	fmt.Fprintf(&b, "\n%d of %d rows are red, in %d of %d cells.\n\n", redLines, len(lines), red, len(t.outcomes))
-	fmt.Fprintf(&b, "| row | trouble | at | %s | rules not met |\n|---|---|---|%s---|\n",
-		strings.Join(t.clients, " | "), strings.Repeat("---|", len(t.clients)))
-	for _, l := range lines {
-		first := l[0]
-		fmt.Fprintf(&b, "| %s | %s | %v |", first.Row.ID, first.Row.Name, first.Cell)
-		for _, name := range t.clients {
-			fmt.Fprintf(&b, " %s |", metrics(first.Row, first.Clients[name]))
-		}
-		fmt.Fprintf(&b, " %s |\n", verdicts(l))
+	fmt.Fprintf(b, "\n%d of %d rows are red, in %d of %d cells.\n\n", redLines, len(lines), red, len(t.outcomes))
+	fmt.Fprintf(b, "| row | trouble | at | %s | %s |\n|---|---|---|%s---|\n",
+		strings.Join(t.clients, " | "), last, strings.Repeat("---|", len(t.clients)))
+}
+
+// line writes the measurements of an outcome.
+func (t *Table) line(b *strings.Builder, o Outcome, last string) {
+	fmt.Fprintf(b, "| %s | %s | %v |", o.Row.ID, o.Row.Name, o.Cell)
+	for _, name := range t.clients {
+		fmt.Fprintf(b, " %s |", metrics(o.Row, o.Clients[name]))
 	}
-	return b.String()
+	fmt.Fprintf(b, " %s |\n", last)
 }
 
 // byRow returns the outcomes of each row.
@@ -72,7 +132,7 @@ func metrics(r *Row, m *Measurement) string {
 		words = append(words, fmt.Sprintf("%s/%s", seconds(m.P50()), seconds(m.P99())))
 	}
 	words = append(words, fmt.Sprintf("x%.2f", m.SentPerCall()))
-	if r.FaultEnd > 0 {
+	if r.FaultEnd > 0 && m.Back > 0 {
 		words = append(words, fmt.Sprintf("+%.1fs", m.Back.Seconds()))
 	}
 	if m.Refused > 0 {
