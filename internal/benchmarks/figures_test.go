@@ -106,17 +106,20 @@ func rowOf(c comparison, by string, columns []string, results map[string][]testi
 		}
 		row += fmt.Sprintf(" %s (%.2f) |", figureOf(theirs, by, results[name]), ours/theirs)
 	}
+	for strings.HasSuffix(row, " | |") { // Markdown adds the missing cells
+		row = strings.TrimSuffix(row, " |")
+	}
 	return row
 }
 
-// figureOf words one implementation's figures: what is compared, and whatever else it reported. Beside a time,
-// that is the allocations.
+// figureOf returns the measurements of one implementation: the value that is compared, and the others that it
+// reported. A time is followed by a slash and the number of allocations.
 func figureOf(compared float64, by string, rs []testing.BenchmarkResult) string {
 	words := []string{fmt.Sprintf("%.4g %s", compared, by)}
 	if by == "" {
 		words[0] = duration(compared)
-		if compared < 1e6 { // of an op that is itself thousands of calls they say little
-			words = append(words, fmt.Sprintf("%d allocs", rs[0].AllocsPerOp()))
+		if compared < 1e6 { // the allocations of thousands of calls are of no use
+			words[0] += fmt.Sprintf("/%d", rs[0].AllocsPerOp())
 		}
 	}
 	for _, unit := range slices.Sorted(maps.Keys(rs[0].Extra)) {
@@ -149,12 +152,12 @@ func median(xs []float64) float64 {
 func duration(ns float64) string {
 	switch {
 	case ns < 100:
-		return fmt.Sprintf("%.1f ns", ns)
+		return fmt.Sprintf("%.1fns", ns)
 	case ns < 1e4:
-		return fmt.Sprintf("%.0f ns", ns)
+		return fmt.Sprintf("%.0fns", ns)
 	case ns < 1e6:
-		return fmt.Sprintf("%.1f us", ns/1e3)
+		return fmt.Sprintf("%.1fus", ns/1e3)
 	default:
-		return fmt.Sprintf("%.1f ms", ns/1e6)
+		return fmt.Sprintf("%.1fms", ns/1e6)
 	}
 }
