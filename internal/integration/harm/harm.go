@@ -31,8 +31,8 @@
 // the cells and the broken rules. Judge by counts, such as refused calls or round trips, because
 // they do not depend on the speed of the machine. If only a time can show the harm, choose a limit
 // at least twice as long as a good run takes, and give the reason for it. Run the row 20 times,
-// also while other tests run, before you commit it. If the row is lost, add it to [Lost]. Then copy
-// the printed table to docs/BENCHMARKS.md.
+// also while other tests run, before you commit it. If the row is lost, add it to [Lost]. Then bring
+// docs/BENCHMARKS.md up to date.
 package harm
 
 import (
