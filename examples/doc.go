@@ -11,4 +11,6 @@
 //	consumer     a consumer of NATS or RabbitMQ; it needs a broker
 //	observed     metrics for Prometheus, traces by OTLP, a log with trace IDs
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
+//
+// Package adapter is no program: it has a policy and an adapter to copy.
 package examples

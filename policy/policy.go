@@ -12,7 +12,7 @@
 //		}
 //	}
 //
-// docs/adapter.md has a complete policy. This package imports no other package of this module.
+// docs/adapter.md explains a complete policy. This package imports no other package of this module.
 //
 // # Stability
 //
