@@ -23,7 +23,6 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -262,13 +261,4 @@ func TestShutdownEndsWaitingRequests(t *testing.T) {
 	<-started
 	err = server.Shutdown(shutdownCtx)
 	require.NoError(t, err)
-}
-
-func _() {
-	var n int
-	guarded := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{}))
-	err := guarded(func(ctx context.Context) error {
-		return db.QueryRowContext(ctx, "SELECT count(*) FROM account").Scan(&n)
-	})(ctx)
-	use(err)
 }

@@ -24,11 +24,6 @@ func _(addr string, circuits *resilience.Group[string, *breaker.Breaker], slots 
 	}})
 }
 
-func _(addr string, circuit *breaker.Breaker) {
-	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
-	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
-}
-
 func _(ctx context.Context, rdb *redis.Client, bill func(context.Context) error) error {
 	candidate := lease.New(redislease.New(redislease.Config{Eval: resilienceredis.Eval(rdb)}), lease.Config{Name: "billing"})
 	term, err := candidate.Campaign(ctx) // Lock; TryCampaign is TryLock
