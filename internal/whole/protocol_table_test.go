@@ -668,7 +668,7 @@ func errorsOf(ends []end) []end {
 // TestPoliciesReadEveryEnd holds the protocol between the patterns: each way in
 // which a call can end, made by the real packages, is read by each of them as the
 // table says. It prints the table, which is that of docs/protocol.md; -update writes
-// it there.
+// it there. Ends that all patterns treat alike share a line.
 func TestPoliciesReadEveryEnd(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| the call ends with |")
@@ -676,16 +676,24 @@ func TestPoliciesReadEveryEnd(t *testing.T) {
 		table.WriteString(" " + c.name + " |")
 	}
 	table.WriteString("\n|---|" + strings.Repeat("---|", len(consumers)) + "\n")
+	var lines []string             // the treatments, in order of their first end
+	names := map[string][]string{} // the names of the ends, by line
 	for _, e := range ends {
-		table.WriteString("| " + e.name + " |")
+		line := ""
 		for _, c := range consumers {
 			got := consume(t, c, e)
-			table.WriteString(" " + got + " |")
+			line += " " + got + " |"
 			if want := c.want(e.says); got != want {
 				t.Errorf("%s, %s: %s, want %s", e.name, c.name, got, want)
 			}
 		}
-		table.WriteString("\n")
+		if names[line] == nil {
+			lines = append(lines, line)
+		}
+		names[line] = append(names[line], e.name)
+	}
+	for _, line := range lines {
+		table.WriteString("| " + strings.Join(names[line], "; ") + " |" + line + "\n")
 	}
 	t.Log("\n" + table.String())
 
