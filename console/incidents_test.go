@@ -79,7 +79,7 @@ func newWorks(t *testing.T) *works {
 		}},
 		{Name: "charge", Undo: ok, Do: func(context.Context, *order) error {
 			if w.warehouseDown.Load() {
-				return saga.Void(errors.New("card declined"))
+				return saga.Declined(errors.New("card declined"))
 			}
 			return nil
 		}},

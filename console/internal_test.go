@@ -44,9 +44,9 @@ func TestSagaView(t *testing.T) {
 		{saga.Instance{Status: saga.Running, Steps: begun(saga.StepWaiting), Failures: 1, LastError: "last",
 			Cause: "cause"}, "c", "last", "warn", 2, 4},
 		{saga.Instance{Status: saga.Running, Step: "a", Steps: steps}, "a", "", "blue", 2, 3},
-		{saga.Instance{Status: saga.Compensating, Back: true, Steps: begun(saga.StepUndoing), Cause: "cause"}, "c",
+		{saga.Instance{Status: saga.Compensating, TurnedBack: true, Steps: begun(saga.StepUndoing), Cause: "cause"}, "c",
 			"cause", "warn", 2, 4},
-		{saga.Instance{Status: saga.Compensating, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepIdle),
+		{saga.Instance{Status: saga.Compensating, TurnedBack: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepIdle),
 			Cause: "cause"}, "c", "cause", "warn", 1, 3},
 		{saga.Instance{Status: saga.Completed, Steps: steps, Failures: 1}, "", "", "ok", 2, 3},
 		{saga.Instance{Status: saga.Compensated, Failures: 1}, "", "", "idle", 0, 0},
@@ -55,11 +55,11 @@ func TestSagaView(t *testing.T) {
 			"b", "old", "fail", 1, 3},
 		{saga.Instance{Status: saga.Stuck, Step: "c", Steps: undo(saga.StepDone, saga.StepFailed), LastError: "last"},
 			"c", "", "fail", 2, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepNoEffect),
+		{saga.Instance{Status: saga.Stuck, TurnedBack: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepNoEffect),
 			Cause: "cause"}, "a", "cannot undo", "fail", 1, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepUndoFailed),
+		{saga.Instance{Status: saga.Stuck, TurnedBack: true, Step: "b", Steps: undo(saga.StepDone, saga.StepUndoFailed),
 			Cause: "cause"}, "c", "", "fail", 2, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepDone),
+		{saga.Instance{Status: saga.Stuck, TurnedBack: true, Step: "b", Steps: undo(saga.StepDone, saga.StepDone),
 			Cause: "cause"}, "b", "cause", "fail", 3, 3},
 	} {
 		test.in.CreatedAt, test.in.Now = now, now.Add(1500*time.Millisecond)
@@ -328,7 +328,7 @@ func TestProgress(t *testing.T) {
 		{true, []saga.StepStatus{skipped, saga.StepUndone, saga.StepNoEffect}, "1 of 2 undone"},
 		{true, []saga.StepStatus{saga.StepNoEffect, idle}, "nothing to undo"},
 	} {
-		in := &saga.Instance{Back: c.back}
+		in := &saga.Instance{TurnedBack: c.back}
 		for _, s := range c.steps {
 			in.Steps = append(in.Steps, saga.StepState{Status: s})
 		}

@@ -102,8 +102,8 @@ func (c *Console) list(ctx context.Context, r *saga.Runner, form listForm, limit
 func (c *Console) sagaView(in *saga.Instance) sagaView {
 	v := sagaView{
 		ID: in.ID, Seq: in.Seq, Saga: in.Saga, Version: in.Version, State: in.Status, Step: in.Step, Steps: len(in.Steps),
-		TurnedBack: in.Back, Failures: in.Failures, Error: c.text(cmp.Or(in.LastError, in.Cause)), Owner: in.Owner,
-		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()),
+		TurnedBack: in.TurnedBack, Failures: in.Failures, Error: c.text(cmp.Or(in.LastError, in.Cause)), Owner: in.Owner,
+		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.IdleFor()),
 		Ended: in.Status.Ended(), Tone: cmp.Or(sagaTones[in.Status], idle),
 	}
 	if v.Tone == blue && v.Failures > 0 {
@@ -117,7 +117,7 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 	blocked := false // a step that blocks the saga was found
 	for _, s := range in.Steps {
 		v.addStep(s.Status, s.Name)
-		blocks := in.Back && s.Status == saga.StepUndoFailed || !in.Back && s.Name == in.Step
+		blocks := in.TurnedBack && s.Status == saga.StepUndoFailed || !in.TurnedBack && s.Name == in.Step
 		if blocks && !blocked && in.Status == saga.Stuck {
 			blocked, v.Step, v.Error = true, s.Name, c.text(s.Error)
 		}
@@ -166,7 +166,7 @@ func (c *Console) pageOf(runner string, in *saga.Instance, log []saga.Entry) sag
 	if p.Ended {
 		p.Refresh = 0
 	}
-	if in.Back {
+	if in.TurnedBack {
 		p.Turned = in.Step
 	}
 	if c.cfg.Show.State {
@@ -181,13 +181,13 @@ func (c *Console) pageOf(runner string, in *saga.Instance, log []saga.Entry) sag
 		u := unitView{
 			Name: s.Name, State: s.Status, After: before, Pivot: s.Pivot,
 			Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: s.NotBefore, Waiting: s.WaitingSince,
+			MaybeApplied: s.MaybeApplied, Error: c.text(s.Error), NotBefore: s.NotBefore, Waiting: s.WaitingSince,
 			Tone: cmp.Or(stepTones[s.Status], blue),
 			skippable: !slices.Contains([]saga.StepStatus{
 				saga.StepDone, saga.StepSkipped, saga.StepIdle, saga.StepUndone,
 			}, s.Status),
 		}
-		if in.Back && s.Status == saga.StepNoEffect {
+		if in.TurnedBack && s.Status == saga.StepNoEffect {
 			u.Tone = idle // it needs no Undo
 		}
 		for i := range min(s.Children, 20) {

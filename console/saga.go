@@ -38,18 +38,18 @@ type sagaPage struct {
 
 // A unitView is a step of a saga.
 type unitView struct {
-	Name      string     `json:"name"`
-	State     stepStatus `json:"status"`
-	After     []string   `json:"after,omitempty"`
-	Pivot     bool       `json:"pivot,omitempty"`
-	Attempts  int        `json:"attempts"`
-	Undos     int        `json:"undos"`
-	Refusals  int        `json:"refusals"`
-	InDoubt   bool       `json:"in_doubt,omitempty"`
-	Error     string     `json:"error,omitempty"`
-	NotBefore time.Time  `json:"not_before,omitzero"`
-	Waiting   time.Time  `json:"waiting_since,omitzero"`
-	Children  []string   `json:"children,omitempty"` // ids of up to 20 child sagas
+	Name         string     `json:"name"`
+	State        stepStatus `json:"status"`
+	After        []string   `json:"after,omitempty"`
+	Pivot        bool       `json:"pivot,omitempty"`
+	Attempts     int        `json:"attempts"`
+	Undos        int        `json:"undos"`
+	Refusals     int        `json:"refusals"`
+	MaybeApplied bool       `json:"maybe_applied,omitempty"`
+	Error        string     `json:"error,omitempty"`
+	NotBefore    time.Time  `json:"not_before,omitzero"`
+	Waiting      time.Time  `json:"waiting_since,omitzero"`
+	Children     []string   `json:"children,omitempty"` // ids of up to 20 child sagas
 
 	Tone      tone `json:"-"`
 	skippable bool

@@ -53,7 +53,7 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 			if strings.HasPrefix(saga.CommandFrom(ctx).ID, "ok") {
 				return nil
 			}
-			return saga.Void(errors.New("card declined"))
+			return saga.Declined(errors.New("card declined"))
 		}},
 		{Name: "ship", Do: ok},
 	}}
@@ -532,7 +532,7 @@ func TestSagaPageShowsWaitsAndChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		parcel := &saga.Saga[order]{Name: "parcel", Steps: []saga.Step[order]{{Name: "carry", Do: ok, Undo: ok}}}
 		orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
-			{Name: "parcels", Saga: saga.ChildrenOf(parcel, func(*order) ([]order, error) { return make([]order, 2), nil },
+			{Name: "parcels", Child: saga.ChildrenOf(parcel, func(*order) ([]order, error) { return make([]order, 2), nil },
 				func(*order, []order) error { return nil })},
 			{Name: "approve", Await: "approved"},
 		}}

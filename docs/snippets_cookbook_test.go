@@ -103,7 +103,7 @@ func _() {
 	mux.Handle("POST /charges", &sagahttp.Handler{DB: db, Apply: func(tx *sql.Tx, r *http.Request) error {
 		ok, err := debit(tx, r)
 		if err == nil && !ok {
-			return saga.Void(errors.New("declined")) // final, which a pivot needs: see docs/saga.md
+			return saga.Declined(errors.New("declined")) // final, which a pivot needs: see docs/saga.md
 		}
 		return err
 	}})
@@ -155,7 +155,7 @@ func place(ctx context.Context, tx *sql.Tx, id string, o Order) error {
 
 func checkApproval(ctx context.Context, _ *Order) error {
 	if answer, _ := saga.SignalFrom(ctx, "approval"); string(answer) != "yes" {
-		return saga.Void(errors.New("not approved")) // the reservation is undone
+		return saga.Declined(errors.New("not approved")) // the reservation is undone
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ var trip = &saga.Saga[Trip]{
 func charge(ctx context.Context, t *Trip) error {
 	err := chargeCard(ctx, saga.CommandFrom(ctx).ID, t) // each attempt has the same ID
 	if errors.Is(err, errCardDeclined) {
-		return saga.Void(err) // final: the earlier steps are undone
+		return saga.Declined(err) // final: the earlier steps are undone
 	}
 	return err // retried with the same ID: only the reply may be lost
 }

@@ -19,7 +19,7 @@ func TestStepsAreLinkedToTheSpanThatStartedTheSaga(t *testing.T) {
 		s := newSDK(t)
 		tel := resilienceotel.New(s.Config)
 		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Inject: tel.Inject, Extract: tel.Extract})
-		fail := func(context.Context, *trip) error { return saga.Abort(errDown) }
+		fail := func(context.Context, *trip) error { return saga.Permanent(errDown) }
 		inner := &saga.Saga[trip]{Name: "inner", Steps: resilienceotel.Steps(tel, []saga.Step[trip]{{Name: "within", Do: done, Undo: done}})}
 		sg := &saga.Saga[trip]{Name: "trip", Steps: resilienceotel.Steps(tel, []saga.Step[trip]{
 			{Name: "flight", Do: func(ctx context.Context, t *trip) error { return saga.Run(ctx, inner, t) }, Undo: done},

@@ -24,12 +24,12 @@ const BarrierTableMySQL = participant.TableMySQL
 // the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
-//		return book(ctx, tx, room) // or a saga.Void: it is taken, for good
+//		return book(ctx, tx, room) // or a saga.Declined: it is taken, for good
 //	})
 //
 // A command that was applied before does nothing and returns nil: store its result under its id. A Do for
-// which fn returns a [Void] returns the same Void whenever it arrives again. An Undo whose Do has never arrived,
-// or was refused, does not call fn; a Do that arrives after it returns a Void. After any other error the command
+// which fn returns a [Declined] error is declined again whenever it arrives again. An Undo whose Do has never arrived,
+// or was declined, does not call fn; a Do that arrives after it is declined. After any other error the command
 // can be sent again. fn must return a deadlock of MySQL, which has rolled the row back: it would be applied twice.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
@@ -49,7 +49,7 @@ func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 		}
 		return a.do(ctx, string(OpDo), func(tx *sql.Tx) error {
 			err := fn(tx)
-			if Voided(err) {
+			if IsDeclined(err) {
 				refusal = err
 			}
 			return err
@@ -148,7 +148,7 @@ type arrival struct {
 const refused = "refused: "
 
 // do calls fn if the Do has no row yet, for which it inserts one with the reason. Else it returns what
-// that row says: nil, or a Void.
+// that row says: nil, or a Declined error.
 func (a *arrival) do(ctx context.Context, reason string, fn func(*sql.Tx) error) error {
 	first, err := a.pass(ctx, OpDo, reason)
 	if err != nil {
@@ -165,9 +165,9 @@ func (a *arrival) do(ctx context.Context, reason string, fn func(*sql.Tx) error)
 		return nil
 	}
 	if why, ok := strings.CutPrefix(reason, refused); ok {
-		return Void(errors.New(why))
+		return Declined(errors.New(why))
 	}
-	return Void(participant.ErrUndone)
+	return Declined(participant.ErrUndone)
 }
 
 // undo calls fn if the Do has been applied. Else it keeps a late Do out.
@@ -177,7 +177,7 @@ func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 		never = true
 		return nil
 	})
-	if never || Voided(err) {
+	if never || IsDeclined(err) {
 		return nil
 	}
 	if err != nil {

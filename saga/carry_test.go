@@ -31,7 +31,7 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		seen := func(ctx context.Context, s *trip) { s.Calls = append(s.Calls, trace(ctx)) }
-		flight, hotel, car := step("flight"), inTx("hotel"), failing("car", saga.Void(errDeclined))
+		flight, hotel, car := step("flight"), inTx("hotel"), failing("car", saga.Declined(errDeclined))
 		flight.Do = func(ctx context.Context, s *trip) error { seen(ctx, s); return nil }
 		flight.Undo = func(ctx context.Context, s *trip) error { seen(ctx, s); return nil }
 		hotel.DoTx = func(ctx context.Context, _ *sql.Tx, s *trip) error { seen(ctx, s); return nil }

@@ -24,7 +24,7 @@ type child struct {
 
 // ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called,
 // and must not change s. end, which may be nil, takes in its state when it is completed. Their errors are those
-// of a Do, except that a [Void] is about that attempt alone.
+// of a Do, except that a [Declined] error is about that attempt only.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -53,7 +53,7 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 		for i := range list {
 			states[i] = &list[i]
 		}
-		return states, notVoid(err)
+		return states, notDeclined(err)
 	}
 	c.end = func(s any, states []any) error {
 		if end == nil {
@@ -63,14 +63,14 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 		for i := range states {
 			list[i] = *states[i].(*C)
 		}
-		return notVoid(end(s.(*S), list))
+		return notDeclined(end(s.(*S), list))
 	}
 	return &Child[S]{c}
 }
 
-// notVoid takes from a Void what it says of other attempts: only the children know of all.
-func notVoid(err error) error {
-	if Voided(err) {
+// notDeclined limits a Declined error to one attempt: only the children know of all attempts.
+func notDeclined(err error) error {
+	if IsDeclined(err) {
 		return withoutEffect(err)
 	}
 	return err

@@ -65,7 +65,7 @@ func (w *warehouse) parcel() *saga.Saga[parcel] {
 
 // parcels returns a step with so many children.
 func (w *warehouse) parcels(n int) saga.Step[trip] {
-	return saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
+	return saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
 		list := make([]parcel, n)
 		for i := range list {
 			list[i].Weight = i
@@ -145,7 +145,7 @@ func TestParentThatWaitsHoldsNoPlace(t *testing.T) {
 // TestChildThatIsCompensatedTurnsItsParentBack, with its other children, whether these
 // are running or completed.
 func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
-	full := saga.Void(errors.New("full"))
+	full := saga.Declined(errors.New("full"))
 	for name, hold := range map[string]bool{"the other is running": true, "the other is completed": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 // ids: those that were compensated or abandoned, and no others.
 func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		full, never := saga.Void(errors.New("full")), make(chan struct{})
+		full, never := saga.Declined(errors.New("full")), make(chan struct{})
 		w := &warehouse{
 			fail: map[string]error{"do ship order-1/parcels/1": full, "do ship order-1/parcels/4": full},
 			hold: map[string]chan struct{}{"do pack order-1/parcels/2": never},
@@ -226,14 +226,14 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 	for name, again := range map[string]func() ([]parcel, error){
 		"the step has 1 children, and begin returns 2": func() ([]parcel, error) { return make([]parcel, 2), nil },
-		"nothing to send": func() ([]parcel, error) { return nil, saga.Abort(errors.New("nothing to send")) },
+		"nothing to send": func() ([]parcel, error) { return nil, saga.Permanent(errors.New("nothing to send")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errors.New("full"))}}
+				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errors.New("full"))}}
 				charge, retried := step("charge"), false
 				charge.Pivot = true
-				sg := sequence(charge, saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
+				sg := sequence(charge, saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
 					if retried {
 						return again()
 					}
@@ -258,7 +258,7 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 // TestBeginThatChangesTheState so that it cannot be kept is a failure, and its children turn back.
 func TestBeginThatChangesTheState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{{Name: "parcel", Saga: saga.ChildOf((&warehouse{}).parcel(),
+		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{{Name: "parcel", Child: saga.ChildOf((&warehouse{}).parcel(),
 			func(s *float64) (parcel, error) { *s = math.NaN(); return parcel{}, nil }, nil)}}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "order-1", 1)
@@ -276,9 +276,9 @@ func TestBeginThatChangesTheState(t *testing.T) {
 func TestVoidOfAParentLeavesNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
-		sg := sequence(saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(w.parcel(),
+		sg := sequence(saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(w.parcel(),
 			func(*trip) (parcel, error) { return parcel{}, nil },
-			func(*trip, parcel) error { return saga.Void(errDeclined) })})
+			func(*trip, parcel) error { return saga.Declined(errDeclined) })})
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
@@ -294,7 +294,7 @@ func TestVoidOfAParentLeavesNoChild(t *testing.T) {
 func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
-		sg := sequence(w.parcels(2), failing("car", saga.Void(errDeclined)))
+		sg := sequence(w.parcels(2), failing("car", saga.Declined(errDeclined)))
 		var turned atomic.Int64
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
 			Poll: time.Hour, LeaseTTL: 4 * time.Hour, OnEvent: on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) }),
@@ -306,7 +306,7 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 		require.Len(t, w.did, 8)
 		require.EqualValues(t, 3, turned.Load(), "each is told")
 		require.Zero(t, time.Since(begun))
-		require.Equal(t, []string{"created", "done pack", "done ship", "completed", "turned back", "undone ship", "undone pack", "compensated"},
+		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed", "turned_back", "step_undone ship", "step_undone pack", "compensated"},
 			events(t, r, "order-1/parcels/1"))
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
@@ -341,7 +341,7 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 
 		newer := w.parcel()
 		newer.Version = 2
-		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(parcels, paid))
 		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
 		time.Sleep(time.Hour)
@@ -363,7 +363,7 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 func (w *warehouse) newer() saga.Step[trip] {
 	child := w.parcel()
 	child.Version = 2
-	return saga.Step[trip]{Name: "parcels", UndoAttempts: 1, Saga: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
+	return saga.Step[trip]{Name: "parcels", UndoAttempts: 1, Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
 }
 
 // TestParentOfAChildThatOneRunnerDoesNotKnow waits for another that does, while a deployment is under way. Other
@@ -395,7 +395,7 @@ func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
 func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, st := &warehouse{fail: map[string]error{
-			"do ship order-1/parcels/0": saga.Void(errDeclined), "undo pack order-1/parcels/0": saga.Abort(errDeclined),
+			"do ship order-1/parcels/0": saga.Declined(errDeclined), "undo pack order-1/parcels/0": saga.Permanent(errDeclined),
 		}}, saga.NewMemory()
 		sg := sequence(w.parcels(1))
 		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
@@ -417,11 +417,11 @@ func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
 // the parent turns back.
 func TestPivotWhoseChildIsCompensated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errDeclined)}}
+		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)}}
 		ship := w.step("ship")
 		ship.Pivot, ship.Undo = true, nil
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
-		pivot := saga.Step[trip]{Name: "parcels", Pivot: true, Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		pivot := saga.Step[trip]{Name: "parcels", Pivot: true, Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		sg := sequence(step("flight"), pivot, step("car"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
@@ -452,8 +452,8 @@ func (f *forgetful) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 // TestUndoOfAChildThatIsStuckWaits for the operator.
 func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
-		sg := sequence(w.parcels(1), failing("car", saga.Void(errDeclined)))
+		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
+		sg := sequence(w.parcels(1), failing("car", saga.Declined(errDeclined)))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(long(24 * time.Hour))
@@ -483,7 +483,7 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 		}
 		child := w.parcel()
 		child.Steps[1].Await = "go"
-		sg := sequence(saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
+		sg := sequence(saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
 		r, _ := begin(t, store.Store(st), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
@@ -523,7 +523,7 @@ func TestChildIsTurnedBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		parcels := w.parcels(1)
-		parcels.Saga = saga.ChildOf(w.parcel(), func(*trip) (parcel, error) { return parcel{}, nil }, nil)
+		parcels.Child = saga.ChildOf(w.parcel(), func(*trip) (parcel, error) { return parcel{}, nil }, nil)
 		sg := sequence(parcels, saga.Step[trip]{Name: "paid", Await: "paid"})
 		st := &reverting{Store: saga.NewMemory()}
 		st.idle.Store(true)
@@ -542,7 +542,7 @@ func TestChildIsTurnedBackOnce(t *testing.T) {
 func TestDefinitionMayBeItsOwnChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[parcel]{Name: "box"}
-		sg.Steps = []saga.Step[parcel]{{Name: "inside", Saga: saga.ChildrenOf(sg,
+		sg.Steps = []saga.Step[parcel]{{Name: "inside", Child: saga.ChildrenOf(sg,
 			func(p *parcel) ([]parcel, error) {
 				return slices.Repeat([]parcel{{Weight: p.Weight - 1}}, p.Weight), nil
 			}, nil)}}
@@ -648,8 +648,8 @@ func TestRegisterRefusesWhatAnyChildNeeds(t *testing.T) {
 	plain, tx := sequence(step("flight")), sequence(inTx("hotel"))
 	plain.Name, tx.Name = "plain", "tx"
 	sg := sequence(
-		saga.Step[trip]{Name: "first", Saga: saga.ChildOf(plain, begin, nil)},
-		saga.Step[trip]{Name: "second", Saga: saga.ChildOf(tx, begin, nil)},
+		saga.Step[trip]{Name: "first", Child: saga.ChildOf(plain, begin, nil)},
+		saga.Step[trip]{Name: "second", Child: saga.ChildOf(tx, begin, nil)},
 	)
 	require.PanicsWithError(t, "saga: no transactions: tx has a DoTx or UndoTx", func() {
 		saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
@@ -660,7 +660,7 @@ func TestChildWhoseIDIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		child := w.parcel()
-		st := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		st := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		sg := sequence(step("flight"), st)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, child, "order-1/parcel/0", parcel{})
@@ -683,9 +683,9 @@ func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
 		middle := sequence(parcels)
 		middle.Name = "middle"
 		of := saga.ChildOf(middle, func(*trip) (trip, error) { return trip{}, nil }, nil)
-		sg := sequence(saga.Step[trip]{Name: "middle", Saga: of}, saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
+		sg := sequence(saga.Step[trip]{Name: "middle", Child: of}, saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
-			Poll: 10 * time.Minute, LeaseTTL: time.Hour, Keep: saga.Keep{Completed: time.Hour, Compensated: time.Hour},
+			Poll: 10 * time.Minute, LeaseTTL: time.Hour, Retention: saga.Retention{Completed: time.Hour, Compensated: time.Hour},
 		}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(89 * 24 * time.Hour)
@@ -737,7 +737,7 @@ func TestChildEndsCheaply(t *testing.T) {
 			return nil
 		}
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{Name: "pack", Do: slow, Undo: slow, Timeout: 100 * time.Hour}}}
-		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(child, func(*trip) ([]parcel, error) {
+		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) {
 			list := make([]parcel, n)
 			for i := range list {
 				list[i].Weight = i
@@ -769,7 +769,7 @@ func TestChildEndsCheaply(t *testing.T) {
 func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{
-			fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errDeclined)},
+			fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)},
 			hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})},
 		}
 		pivot := w.parcels(2)
@@ -777,7 +777,7 @@ func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
 		ship := w.step("ship")
 		ship.Pivot, ship.Undo = true, nil
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
-		pivot.Saga = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
+		pivot.Child = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
 		sg := sequence(step("flight"), pivot)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
@@ -876,7 +876,7 @@ func TestStoreThatFailsFailsNoUndoOfChildren(t *testing.T) {
 		car.Do = func(context.Context, *trip) error {
 			st.fails.Store(true)
 			time.AfterFunc(time.Minute, func() { st.fails.Store(false) })
-			return saga.Void(errDeclined)
+			return saga.Declined(errDeclined)
 		}
 		sg := sequence(parcels, car)
 		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
@@ -898,7 +898,7 @@ func TestChildrenThatTurnBackCostLittle(t *testing.T) {
 		}}}
 		list := []parcel{{Weight: 0}, {Weight: 1}, {Weight: 2}}
 		of := saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return list, nil }, nil)
-		sg, st := sequence(saga.Step[trip]{Name: "parcels", Saga: of}), &countingReads{Store: saga.NewMemory()}
+		sg, st := sequence(saga.Step[trip]{Name: "parcels", Child: of}), &countingReads{Store: saga.NewMemory()}
 		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		synctest.Wait()
@@ -957,7 +957,7 @@ func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		// A runner has started both children, and crashed before it recorded that.
 		for _, req := range []store.StartRequest{
-			{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
+			{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","m":true}]}`)},
 			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
 				Progress: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
 			{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
@@ -989,9 +989,9 @@ func TestChildThatHasBegun(t *testing.T) {
 			sg := sequence(w.parcels(2))
 			child := []byte(`{"steps":[{"n":"pack","s":"done"},{"n":"ship","s":"started"}]}`)
 			for _, req := range []store.StartRequest{
-				{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
-				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventDone}}},
-				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventDone}}},
+				{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","m":true}]}`)},
+				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventStepDone}}},
+				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventStepDone}}},
 			} {
 				req.Status, req.State, req.Log = saga.Running, []byte(`{}`), append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
 				_, _, err := st.Start(t.Context(), req)

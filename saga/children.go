@@ -45,7 +45,7 @@ func (h *hold) attend(t *attempt) error {
 	st := &h.p.steps[t.n]
 	p, err := st.child.program()
 	if err != nil {
-		return Abort(err)
+		return Permanent(err)
 	}
 	f := &family{t, h.r, h.rec.ID, st.name, st.child, p}
 	again := t.Op == OpDo && t.retried
@@ -64,7 +64,7 @@ func (h *hold) attend(t *attempt) error {
 		return err
 	}
 	if errors.Is(err, ErrNotFound) {
-		return Abort(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
+		return Permanent(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
 	}
 	if t.ctx.Err() != nil {
 		return err
@@ -92,7 +92,7 @@ func (f *family) start(again bool) error {
 	case err != nil:
 		return err
 	case again && len(states) != len(started):
-		return Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(started), len(states)))
+		return Permanent(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(started), len(states)))
 	case len(states) == 0:
 		return f.child.end(f.s, nil)
 	}
@@ -120,11 +120,11 @@ func (f *family) start(again bool) error {
 		rec, err := f.r.start(f.ctx, req)
 		switch {
 		case errors.Is(err, ErrExists):
-			return Abort(err)
+			return Permanent(err)
 		case err != nil:
 			return ofStore(err)
 		case isNoChild(&rec):
-			return Abort(participant.ErrUndone) // nor is one that follows it started
+			return Permanent(participant.ErrUndone) // nor is one that follows it started
 		}
 	}
 	return &errPending{len(states)} // to be recorded before a Retry needs it
@@ -151,11 +151,11 @@ func (f *family) finish(canUndo bool) error {
 		}
 		if verdict == childrenDone {
 			states[i], err = f.p.decode(rec.State)
-		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure()); verdict == childrenVoid {
-			return Void(err)
+		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure()); verdict == childrenDeclined {
+			return Declined(err)
 		}
 		if err != nil {
-			return Abort(err)
+			return Permanent(err)
 		}
 	}
 	return f.child.end(f.s, states)

@@ -38,7 +38,7 @@ type RunnerConfig struct {
 	// Extract returns ctx with what a saga carries, for its steps and hooks in any process.
 	Extract func(ctx context.Context, carried string) context.Context
 
-	Keep Keep
+	Retention Retention
 
 	// OnEvent is called for each [Event]. Nil means that slog's default logger warns of EventStuck,
 	// EventStalled and, once a second at most, EventStoreFailed.
@@ -53,9 +53,9 @@ func (c RunnerConfig) Validate() error {
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0 && c.Concurrency <= 10000, "Concurrency", c.Concurrency, "0 (for 64) to 10000")
-	f.Need(c.Keep.Completed >= 0, "Keep.Completed", c.Keep.Completed, "0 (forever) or more")
-	f.Need(c.Keep.Compensated >= 0, "Keep.Compensated", c.Keep.Compensated, "0 (forever) or more")
-	f.Need(c.Keep.Abandoned >= 0, "Keep.Abandoned", c.Keep.Abandoned, "0 (forever) or more")
+	f.Need(c.Retention.Completed >= 0, "Keep.Completed", c.Retention.Completed, "0 (forever) or more")
+	f.Need(c.Retention.Compensated >= 0, "Keep.Compensated", c.Retention.Compensated, "0 (forever) or more")
+	f.Need(c.Retention.Abandoned >= 0, "Keep.Abandoned", c.Retention.Abandoned, "0 (forever) or more")
 	return f.Err()
 }
 
@@ -70,7 +70,7 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 
 // Keep says how long sagas that have ended stay in the store: for longer than their Start may be repeated, which
 // would run them again. Zero means forever. Children are deleted with their parent.
-type Keep struct {
+type Retention struct {
 	Completed   time.Duration
 	Compensated time.Duration
 	Abandoned   time.Duration

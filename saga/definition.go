@@ -168,8 +168,8 @@ func bind[S any](st *Step[S]) step {
 	if b.backoff == nil {
 		b.backoff = defaultBackoff
 	}
-	if st.Saga != nil {
-		b.child = &st.Saga.child
+	if st.Child != nil {
+		b.child = &st.Child.child
 	}
 	b.onlyWaits = b.do == nil && b.doTx == nil && b.child == nil
 	b.readOnly = b.readOnlyAsked || b.onlyWaits
@@ -347,7 +347,7 @@ func (p *program) merge(state, base, changed []byte) ([]byte, error) {
 		return nil, err
 	}
 	data, err := p.encode(states[0])
-	return data, Abort(err)
+	return data, Permanent(err)
 }
 
 // tenantOf returns the tenant of a new saga with an encoded state.

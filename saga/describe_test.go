@@ -33,7 +33,7 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		st := saga.NewMemory()
 		charge := step("charge")
 		charge.Pivot = true
-		sg := sequence(charge, failing("flight", saga.Abort(errors.New("full"))))
+		sg := sequence(charge, failing("flight", saga.Permanent(errors.New("full"))))
 		worker, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, worker, sg)
 		onlooker := saga.NewRunner(st, saga.RunnerConfig{})
@@ -142,7 +142,7 @@ func TestEventsAreDescribed(t *testing.T) {
 		{saga.Event{Kind: saga.EventStoreFailed}, policy.Event{What: "store_failed", Level: slog.LevelWarn}},
 		{saga.Event{Kind: saga.EventStalled}, policy.Event{What: "stalled", Level: slog.LevelWarn}},
 		{saga.Event{Kind: saga.EventLost}, policy.Event{What: "lost", Level: slog.LevelWarn}},
-		{saga.Event{Kind: saga.EventDone}, policy.Event{What: "done", Level: slog.LevelDebug}},
+		{saga.Event{Kind: saga.EventStepDone}, policy.Event{What: "step_done", Level: slog.LevelDebug}},
 	} {
 		test.want.Kind, test.want.Name = "saga", "worker"
 		require.Equal(t, test.want, saga.DescribeEvent(test.event, "worker"))

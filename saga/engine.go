@@ -256,7 +256,7 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	m := &machine{Instance: *in, signals: j.Signals, wishStep: j.WishStep, work: make([]work, len(in.Steps))}
 	m.cause, m.wish = reason(m.Cause), reason(j.Wish)
 	if m.answered {
-		m.cause = Abort(m.cause)
+		m.cause = Permanent(m.cause)
 	}
 	if m.signals == nil {
 		m.signals = map[string][]byte{}
@@ -327,9 +327,9 @@ func (a *Answer) cause() error {
 	err := recorded(a.Error)
 	switch {
 	case a.Outcome == OutcomeDeclined:
-		return Void(err)
+		return Declined(err)
 	case a.Final:
-		return Abort(err)
+		return Permanent(err)
 	}
 	return err
 }
@@ -373,7 +373,7 @@ func (m *machine) decide(in *Input) (d Decision) {
 			m.doubt(false)
 		}
 		if m.changed && len(m.log) == 0 {
-			m.note(store.Entry{Kind: eventResumed})
+			m.note(store.Entry{Kind: EventResumed})
 		}
 	}
 	if !in.runner.idle && !in.runner.stops && (!m.changed || in.runner.lease == 0) {
@@ -630,7 +630,7 @@ func (m *machine) rest(in *Input, d *Decision) {
 		return
 	}
 	switch {
-	case in.ended != nil && waits && !m.Back && (m.pivotDone() || m.pivotAwaitsAnswer()):
+	case in.ended != nil && waits && !m.TurnedBack && (m.pivotDone() || m.pivotAwaitsAnswer()):
 		m.stick(m.late(in.ended)) // no attempt begins before it is time
 	case m.quiet && !waits:
 		m.stick("", errNothing)

@@ -125,11 +125,11 @@ func beside(steps ...saga.Step[trip]) []saga.Step[trip] {
 func engineStories() map[string][]saga.Step[trip] {
 	doubtful := step("hotel")
 	doubtful.Undo = note("undo hotel", errDeclined)
-	doubtful.Do, doubtful.UndoAttempts = note("do hotel", saga.Abort(errDeclined)), 2
+	doubtful.Do, doubtful.UndoAttempts = note("do hotel", saga.Permanent(errDeclined)), 2
 	pivot := step("charge")
 	pivot.Pivot, pivot.Undo = true, nil
 	late := failing("mail", errDeclined)
-	late.Undo, late.Do = nil, note("do mail", saga.Abort(errDeclined))
+	late.Undo, late.Do = nil, note("do mail", saga.Permanent(errDeclined))
 	delayed, awaits := step("hotel"), step("hotel")
 	delayed.Delay = time.Minute
 	awaits.Await, awaits.AwaitFor = "paid", 10*time.Second
@@ -147,7 +147,7 @@ func engineStories() map[string][]saga.Step[trip] {
 	car.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 	return map[string][]saga.Step[trip]{
 		"completes":            {step("flight"), step("hotel")},
-		"is declined":          {step("flight"), failing("hotel", saga.Void(errDeclined))},
+		"is declined":          {step("flight"), failing("hotel", saga.Declined(errDeclined))},
 		"fails":                {step("flight"), failing("hotel", errDeclined)},
 		"gets stuck undoing":   {step("flight"), doubtful},
 		"gets stuck after":     {pivot, late},
@@ -155,7 +155,7 @@ func engineStories() map[string][]saga.Step[trip] {
 		"waits for no signal":  {step("flight"), awaits},
 		"panics":               {step("flight"), panics},
 		"is refused":           {step("flight"), refused, step("car")},
-		"parallel, one failed": beside(failing("flight", saga.Void(errDeclined)), car),
+		"parallel, one failed": beside(failing("flight", saga.Declined(errDeclined)), car),
 	}
 }
 
@@ -267,7 +267,7 @@ func TestEngineInput(t *testing.T) {
 		next, err = d.Decide(copied(t, next.Snapshot), saga.Input{Now: next.WakeAt})
 		require.NoError(t, err)
 		require.Equal(t, 1, next.Calls[0].Command.Attempt, "it does not count as an attempt")
-		require.True(t, d.Instance(next.Snapshot).Steps[0].InDoubt)
+		require.True(t, d.Instance(next.Snapshot).Steps[0].MaybeApplied)
 	})
 }
 

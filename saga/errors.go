@@ -20,7 +20,7 @@ var (
 	ErrAbandoned   = errors.New("saga: abandoned")   // an operator has given it up as it was
 
 	ErrCanceled = errors.New("saga: canceled")          // the reason after Cancel
-	ErrDeadline = errors.New("saga: deadline passed")   // the reason after Saga.Timeout
+	ErrDeadline = errors.New("saga: deadline exceeded") // the reason after Saga.Timeout
 	ErrNoSignal = errors.New("saga: no signal in time") // of a step, after AwaitFor
 
 	ErrNotFound      = store.ErrNotFound                             // no saga has the id
@@ -115,26 +115,26 @@ func (e *Error) Refused() bool { return false }
 // Answered reports whether all was undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Abort returns err as an error after which the step is not tried again. The step may have taken effect, so a
-// Do that aborts is undone. An error with Answered() true, and without Retryable() true, aborts too. A refusal of
-// a policy does not, even inside an Abort, nor does Retryable() false, which is about one call. Abort(nil) is nil.
-func Abort(err error) error { return wrapFinal(err, inDoubt) }
+// Permanent marks the error of a step that another attempt cannot help. The step may have taken effect, so it is
+// undone. An error with Answered() true, and without Retryable() true, is permanent too. A refusal of a policy is not,
+// even inside Permanent, nor is an error with Retryable() false, which is about one call. Permanent(nil) is nil.
+func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
-// Void returns err as the answer of a participant that has refused the command for good: no attempt of it has
-// taken effect or ever will, not even one still on its way. The step is not tried again and not undone, and a
-// pivot in doubt turns back. Void(nil) is nil.
+// Declined marks the error of a step that its participant declined for good: no attempt of it has taken effect or ever
+// will, not even one that is still on its way. The step is neither retried nor undone, and a pivot turns back.
+// Declined(nil) is nil.
 //
-// Only a participant that remembers the refusal can say this, as [Apply] does. Of joined errors, each must be a
-// Void. A refusal of a policy is none, even inside a Void.
-func Void(err error) error { return wrapFinal(err, void) }
+// Only a participant that remembers the decision can decline a command, as [Apply] does. Joined errors are declined
+// only if all of them are. A refusal of a policy is not, even inside Declined.
+func Declined(err error) error { return wrapFinal(err, declined) }
 
 // withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
 // before it have, and that is not made again.
 func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
-// Voided reports whether err is a [Void], also of a participant in another process.
-func Voided(err error) bool {
-	return effectOf(err) == void && !behavior.IsRefused(err)
+// IsDeclined reports whether err is [Declined], perhaps by a participant in another process.
+func IsDeclined(err error) bool {
+	return effectOf(err) == declined && !behavior.IsRefused(err)
 }
 
 func wrapFinal(err error, says effect) error {
@@ -146,7 +146,7 @@ func wrapFinal(err error, says effect) error {
 
 type finalError struct {
 	err  error
-	says effect // inDoubt: what err says
+	says effect // mayHaveApplied: what err says
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -154,21 +154,21 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// InDoubt returns err as the error of a Do that may have taken effect, whatever err itself says, such as the
-// refusal of a second call. InDoubt(nil) is nil.
-func InDoubt(err error) error {
+// MaybeApplied marks the error of a step that may have taken effect, whatever err itself says: use it if a policy
+// refuses the second of two calls of a Do. MaybeApplied(nil) is nil.
+func MaybeApplied(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &doubtError{err}
+	return &maybeAppliedError{err}
 }
 
-type doubtError struct{ err error }
+type maybeAppliedError struct{ err error }
 
-func (e *doubtError) Error() string  { return e.err.Error() }
-func (e *doubtError) Unwrap() error  { return e.err }
-func (e *doubtError) Refused() bool  { return false }
-func (e *doubtError) Answered() bool { return false }
+func (e *maybeAppliedError) Error() string  { return e.err.Error() }
+func (e *maybeAppliedError) Unwrap() error  { return e.err }
+func (e *maybeAppliedError) Refused() bool  { return false }
+func (e *maybeAppliedError) Answered() bool { return false }
 
 // isFinal reports whether the step is not tried again after err, of which read is the
 // reading. Retryable() of a failure does not count: it is about one call, and the
@@ -194,9 +194,9 @@ type end struct {
 type effect int
 
 const (
-	inDoubt  effect = iota // the attempt may have taken effect
-	noEffect               // it has taken none
-	void                   // no attempt has, or ever will
+	mayHaveApplied effect = iota // the attempt may have taken effect
+	noEffect                     // it has taken none
+	declined                     // no attempt has, or ever will
 )
 
 // endOf reads the error of an attempt of a step. failsClean means that a Do of the step that has
@@ -220,16 +220,16 @@ func endOf(err error, failsClean bool) (e end) {
 func effectOf(err error) effect {
 	switch e := err.(type) {
 	case *finalError:
-		if e.says == inDoubt {
+		if e.says == mayHaveApplied {
 			return effectOf(e.err)
 		}
 		return e.says
-	case *doubtError, *Error, *panics.Error:
-		return inDoubt // the error inside is about a part of the attempt
+	case *maybeAppliedError, *Error, *panics.Error:
+		return mayHaveApplied // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
 	case interface{ Unwrap() []error }:
-		least, parts := void, 0
+		least, parts := declined, 0
 		for _, part := range e.Unwrap() {
 			if part == nil {
 				continue
@@ -244,7 +244,7 @@ func effectOf(err error) effect {
 			return least
 		}
 	}
-	return inDoubt
+	return mayHaveApplied
 }
 
 // errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its
@@ -260,7 +260,7 @@ func endedItself(ctx context.Context, err error) bool {
 }
 
 // turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It
-// matches the reason and does not unwrap to it: the reason may be a Void of another
+// matches the reason and does not unwrap to it: the reason may be a Declined error of another
 // step, which errors.As would find.
 type turnedBack struct{ why error }
 

@@ -34,11 +34,11 @@ const (
 	StepWaiting    StepStatus = "waiting"     // for its Delay or Await
 	StepStarted    StepStatus = "started"     // attempts of Do have begun, and the step has not ended
 	StepDone       StepStatus = "done"        // Do has taken effect
-	StepNoEffect   StepStatus = "no effect"   // certainly: there is nothing to undo
+	StepNoEffect   StepStatus = "no_effect"   // certainly: there is nothing to undo
 	StepFailed     StepStatus = "failed"      // for good; it may have taken effect
 	StepUndoing    StepStatus = "undoing"     // attempts of Undo have begun
 	StepUndone     StepStatus = "undone"      // Undo has taken effect
-	StepUndoFailed StepStatus = "undo failed" // for good
+	StepUndoFailed StepStatus = "undo_failed" // for good
 	StepSkipped    StepStatus = "skipped"     // by an operator
 )
 
@@ -50,40 +50,39 @@ const (
 	OpUndo Op = store.OpUndo // Undo or UndoTx
 )
 
-// An EventKind says what happened to a saga.
+// An EventKind says what an [Event] or an [Entry] is.
 type EventKind = store.EventKind
 
-// Kinds of events. The last four are in no log. A log also has "failed", "no effect", "undone" and "undo failed"
-// of a step, "refused" by a policy, "skipped" and "retried" by an operator, "canceled", "parked" to wait,
-// "released" by a runner that stops, and "resumed".
+// Events of a saga, in its log and for observers.
 const (
 	EventCreated     EventKind = "created"
-	EventDone        EventKind = "done"        // a step
-	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
-	EventTurnedBack  EventKind = "turned back" // for good
+	EventTakenOver   EventKind = "taken_over"  // from an owner that crashed or was cut off
+	EventTurnedBack  EventKind = "turned_back" // for good
+	EventCanceled    EventKind = "canceled"    // the request to cancel reached the owner
 	EventCompleted   EventKind = "completed"
 	EventCompensated EventKind = "compensated"
 	EventStuck       EventKind = "stuck"
 	EventAbandoned   EventKind = "abandoned" // by an operator
+	EventRetried     EventKind = "retried"   // by an operator
+	EventParked      EventKind = "parked"    // written back to wait
+	EventResumed     EventKind = "resumed"   // steps that were ready have started
+	EventReleased    EventKind = "released"  // by a runner that stops
 
-	EventAttempted   EventKind = "attempted"    // an attempt has ended
-	EventStalled     EventKind = "stalled"      // a step fails or is refused 8, 16, 32 times and so on
-	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
-	EventStoreFailed EventKind = "store failed" // the runner tries again
+	EventStepDone       EventKind = "step_done"
+	EventStepFailed     EventKind = "step_failed"    // for good; the step may have taken effect
+	EventStepNoEffect   EventKind = "step_no_effect" // the step failed for good, without effect
+	EventStepRefused    EventKind = "step_refused"   // by a policy; only the first of consecutive refusals
+	EventStepSkipped    EventKind = "step_skipped"   // by an operator
+	EventStepUndone     EventKind = "step_undone"
+	EventStepUndoFailed EventKind = "step_undo_failed" // for good
 )
 
+// Events for observers that are in no log.
 const (
-	eventNoEffect   EventKind = "no effect"
-	eventFailed     EventKind = "failed"
-	eventUndone     EventKind = "undone"
-	eventUndoFailed EventKind = "undo failed"
-	eventSkipped    EventKind = "skipped"
-	eventRefused    EventKind = "refused"
-	eventParked     EventKind = "parked"
-	eventReleased   EventKind = "released"
-	eventResumed    EventKind = "resumed"  // steps that were ready have started
-	eventCanceled   EventKind = "canceled" // the request reached the owner
-	eventRetried    EventKind = "retried"
+	EventAttempted   EventKind = "attempted"    // an attempt has ended
+	EventStalled     EventKind = "stalled"      // a step has failed or been refused 8, 16, 32, ... times
+	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
+	EventStoreFailed EventKind = "store_failed" // the runner tries again
 )
 
 // An Outcome is how an attempt of a step has ended.
@@ -91,7 +90,7 @@ type Outcome string
 
 const (
 	OutcomeDone         Outcome = "done"          // the attempt returned nil
-	OutcomeDeclined     Outcome = "declined"      // see [Void]
+	OutcomeDeclined     Outcome = "declined"      // see [Declined]
 	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
 	OutcomeFailed       Outcome = "failed"        // without effect: of an Undo, a DoTx or a ReadOnly step
 	OutcomeRefused      Outcome = "refused"       // by a policy, or because no transaction could begin
@@ -129,7 +128,7 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 		return OutcomeRefused
 	case op == OpUndo || e.effect == noEffect:
 		return OutcomeFailed
-	case e.effect == inDoubt:
+	case e.effect == mayHaveApplied:
 		return OutcomeMaybeApplied
 	}
 	return OutcomeDeclined
@@ -231,7 +230,7 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 
 // describe returns e as a registry receives it from the runner of that name.
 func (e Event) describe(runner string) policy.Event {
-	d := policy.Event{Kind: "saga", Name: runner, What: snakeCase(string(e.Kind)), Level: slog.LevelDebug, Err: e.Err}
+	d := policy.Event{Kind: "saga", Name: runner, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	switch e.Kind {
 	case EventStuck, EventStalled, EventLost, EventTakenOver, EventStoreFailed:
 		d.Level = slog.LevelWarn

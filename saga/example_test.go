@@ -30,7 +30,7 @@ func ExampleRun() {
 			},
 			{
 				Name: "hotel",
-				Do:   func(context.Context, *Trip) error { return saga.Void(full) },
+				Do:   func(context.Context, *Trip) error { return saga.Declined(full) },
 				Undo: func(context.Context, *Trip) error { return nil },
 			},
 		},

@@ -66,7 +66,7 @@ func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
 			return nil
 		}
 		sg := sequence(saga.Step[trip]{Name: "later", Delay: time.Hour}, saga.Step[trip]{
-			Name: "hotel", Saga: saga.ChildOf(leaf, func(*trip) (trip, error) { return trip{}, nil }, nil),
+			Name: "hotel", Child: saga.ChildOf(leaf, func(*trip) (trip, error) { return trip{}, nil }, nil),
 		})
 		cfg := saga.RunnerConfig{Inject: trace, Extract: withTrace}
 		st := saga.NewMemory()
@@ -88,7 +88,7 @@ func TestTransactionGoesOneWay(t *testing.T) {
 		there, back := step("there"), inTx("back")
 		there.Undo, there.UndoTx = nil, inTx("there").UndoTx
 		back.UndoTx, back.Undo = nil, step("back").Undo
-		sg := sequence(there, back, failing("hotel", saga.Void(errDeclined)))
+		sg := sequence(there, back, failing("hotel", saga.Declined(errDeclined)))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		s, err := sg.Result(t.Context(), r, "trip-1")
@@ -352,6 +352,6 @@ func TestRecordHasAnEntry(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		requireCompleted(t, r, "trip-1")
-		require.Equal(t, []string{"created", "resumed", "resumed", "done flight", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "resumed", "resumed", "step_done flight", "completed"}, events(t, r, "trip-1"))
 	})
 }

@@ -13,14 +13,14 @@ import (
 
 // An Instance is a saga as it was at Now. All its times are by the store's clock.
 type Instance struct {
-	ID      string
-	Saga    string // the definition's Name
-	Version int
-	Status  Status
-	State   []byte      // encoded by the definition's Codec
-	Steps   []StepState // in the definition's order
-	Back    bool        // it has turned back for good
-	Parent  string      // the id of the saga that has started this one, unless that is deleted
+	ID         string
+	Saga       string // the definition's Name
+	Version    int
+	Status     Status
+	State      []byte      // encoded by the definition's Codec
+	Steps      []StepState // in the definition's order
+	TurnedBack bool        // it has turned back for good
+	Parent     string      // the id of the saga that has started this one, unless that is deleted
 
 	Step  string // at which it turned back or got stuck
 	Cause string // why it did
@@ -48,14 +48,14 @@ type Instance struct {
 
 // A StepState is the progress of a step.
 type StepState struct {
-	Name      string     `json:"n"`
-	Status    StepStatus `json:"s"`
-	Attempts  int        `json:"a,omitempty"` // of Do, as far as is known
-	Undos     int        `json:"u,omitempty"` // attempts of Undo
-	Refusals  int        `json:"r,omitempty"` // in a row
-	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
-	Error     string     `json:"e,omitempty"` // of the latest failure
-	NotBefore time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait ends
+	Name         string     `json:"n"`
+	Status       StepStatus `json:"s"`
+	Attempts     int        `json:"a,omitempty"` // of Do, as far as is known
+	Undos        int        `json:"u,omitempty"` // attempts of Undo
+	Refusals     int        `json:"r,omitempty"` // in a row
+	MaybeApplied bool       `json:"m,omitempty"` // an attempt of Do may have taken effect
+	Error        string     `json:"e,omitempty"` // of the latest failure
+	NotBefore    time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait ends
 
 	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children began
 	Children     int       `json:"c,omitempty"` // how many sagas the step has started, as far as is known
@@ -84,21 +84,21 @@ type progress struct {
 
 // stored is the form in which the Steps of a Record hold an Instance.
 type stored struct {
-	Back     bool        `json:"back,omitempty"`
-	Canceled bool        `json:"canceled,omitempty"`
-	Carried  string      `json:"carried,omitempty"`
-	Since    time.Time   `json:"since,omitzero"`
-	Pivot    *string     `json:"pivot,omitempty"`
-	Step     string      `json:"step,omitempty"`
-	Cause    string      `json:"cause,omitempty"`
-	Answered bool        `json:"answered,omitempty"`
-	Steps    []StepState `json:"steps"`
+	TurnedBack bool        `json:"turned_back,omitempty"`
+	Canceled   bool        `json:"canceled,omitempty"`
+	Carried    string      `json:"carried,omitempty"`
+	Since      time.Time   `json:"since,omitzero"`
+	Pivot      *string     `json:"pivot,omitempty"`
+	Step       string      `json:"step,omitempty"`
+	Cause      string      `json:"cause,omitempty"`
+	Answered   bool        `json:"answered,omitempty"`
+	Steps      []StepState `json:"steps"`
 }
 
 // encode returns the Steps of a Record.
 func (in *Instance) encode() []byte {
 	data, err := json.Marshal(&stored{
-		in.Back, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.Steps,
+		in.TurnedBack, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.Steps,
 	})
 	if err != nil {
 		panic(err) // strings, numbers and times can be encoded
@@ -115,7 +115,7 @@ func decode(rec *store.Record) (*Instance, error) {
 	}
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.State, Steps: was.Steps,
-		Back: was.Back, Parent: rec.Parent, Step: was.Step, Cause: was.Cause,
+		TurnedBack: was.TurnedBack, Parent: rec.Parent, Step: was.Step, Cause: was.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,
 		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
@@ -154,13 +154,13 @@ func (in *Instance) complete(p *program) {
 // pivotDone reports whether the pivot is done, so that the saga no longer turns back. The record has
 // its name: the definition need not be known.
 func (in *Instance) pivotDone() bool {
-	return !in.Back && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
+	return !in.TurnedBack && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
 		return st.Name == *in.pivot && complete(st.Status)
 	})
 }
 
 // Since returns for how long the saga has made no progress.
-func (in *Instance) Since() time.Duration { return in.Now.Sub(in.since) }
+func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action changes the course of a saga: see [Runner.Operate].
 type Action string
@@ -201,7 +201,7 @@ func (in *Instance) actions() (a []Action) {
 	if slices.ContainsFunc(in.Steps, func(st StepState) bool { return skippable(st.Status) }) {
 		a = append(a, ActionSkip)
 	}
-	if !in.Back && !in.pivotDone() {
+	if !in.TurnedBack && !in.pivotDone() {
 		a = append(a, ActionCompensate)
 	}
 	return append(a, ActionAbandon)
@@ -209,7 +209,7 @@ func (in *Instance) actions() (a []Action) {
 
 // blocker returns the step that keeps the saga from going on, or "".
 func (in *Instance) blocker() string {
-	if !in.Back {
+	if !in.TurnedBack {
 		return in.Step
 	}
 	for _, st := range in.Steps {
@@ -227,7 +227,7 @@ func (in *Instance) failure() *Error {
 	case in.Status == Abandoned:
 		cause = reason(in.LastError) // the operator's note
 	case in.answered:
-		cause = Abort(cause)
+		cause = Permanent(cause)
 	}
 	return in.failureOf(cause, func(i int) error { return recorded(in.Steps[i].Error) })
 }
@@ -239,7 +239,7 @@ func (in *Instance) failureOf(cause error, errorOf func(step int) error) *Error 
 		switch {
 		case st.Status == StepUndoFailed:
 			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, errorOf(i)})
-		case in.Status == Stuck && !in.Back && st.Status == StepFailed:
+		case in.Status == Stuck && !in.TurnedBack && st.Status == StepFailed:
 			e.Failed = append(e.Failed, Failure{st.Name, OpDo, errorOf(i)})
 		}
 	}

@@ -67,9 +67,9 @@ func TestActions(t *testing.T) {
 		"after another pivot":      {store.Record{Status: saga.Running}, `"pivot":"flight",`, idle, actions{retry, abandon}},
 		"stuck":                    {store.Record{Status: saga.Stuck}, "", under, actions{retry, skip, compensate, abandon}},
 		"stuck after the pivot":    {store.Record{Status: saga.Stuck}, "", paid, actions{retry, skip, abandon}},
-		"stuck on the way back":    {store.Record{Status: saga.Stuck}, `"back":true,`, idle, actions{retry, abandon}},
-		"on the way back":          {store.Record{Status: saga.Compensating}, `"back":true,`, idle, actions{retry, abandon}},
-		"ended":                    {store.Record{Status: saga.Compensated}, `"back":true,`, idle, nil},
+		"stuck on the way back":    {store.Record{Status: saga.Stuck}, `"turned_back":true,`, idle, actions{retry, abandon}},
+		"on the way back":          {store.Record{Status: saga.Compensating}, `"turned_back":true,`, idle, actions{retry, abandon}},
+		"ended":                    {store.Record{Status: saga.Compensated}, `"turned_back":true,`, idle, nil},
 		"of a shorter definition":  {store.Record{Status: saga.Stuck}, "", idle + `,{"n":"new","s":"idle"}`, actions{retry, compensate, abandon}},
 		"of a definition by names": {store.Record{Status: saga.Stuck}, "", `,{"n":"bill","s":"done"}`, actions{retry, compensate, abandon}},
 	} {
@@ -90,14 +90,14 @@ func TestStepsOfAnInstance(t *testing.T) {
 		{Name: "post", Status: saga.StepIdle},
 	}, in.Steps)
 	require.Empty(t, in.Cause, "it is not stuck")
-	require.Equal(t, time.Hour, in.Since(), "without progress, since its start")
+	require.Equal(t, time.Hour, in.IdleFor(), "without progress, since its start")
 
 	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour), Progress: []byte("{")})
 	require.Equal(t, "unreadable", in.Cause)
 	require.Empty(t, in.Steps)
 	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Progress: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
 	require.Equal(t, "declined", in.Cause)
-	require.Equal(t, time.Minute, in.Since())
+	require.Equal(t, time.Minute, in.IdleFor())
 
 	in = get(t, store.Record{Status: saga.Running, Progress: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
 	require.Equal(t, saga.StepState{Name: "post", Status: saga.StepIdle}, in.Steps[1], "pay is the pivot")
@@ -111,7 +111,7 @@ func TestStepsOfAnInstance(t *testing.T) {
 
 // TestErrorOfARecord: what failed and was not undone is told where the saga is stuck.
 func TestErrorOfARecord(t *testing.T) {
-	const failed = `,{"n":"pay","s":"failed","e":"declined"},{"n":"invoice","s":"idle"},{"n":"mail","s":"undo failed","e":"no mail"}]}`
+	const failed = `,{"n":"pay","s":"failed","e":"declined"},{"n":"invoice","s":"idle"},{"n":"mail","s":"undo_failed","e":"no mail"}]}`
 	mail := saga.Failure{Step: "mail", Op: saga.OpUndo, Err: errors.New("no mail")}
 	pay := saga.Failure{Step: "pay", Op: saga.OpDo, Err: errors.New("declined")}
 	for name, c := range map[string]struct {
@@ -121,7 +121,7 @@ func TestErrorOfARecord(t *testing.T) {
 		failed []saga.Failure
 	}{
 		"stuck":                 {saga.Stuck, "", "broken", []saga.Failure{pay, mail}},
-		"stuck on the way back": {saga.Stuck, `"back":true,`, "broken", []saga.Failure{mail}},
+		"stuck on the way back": {saga.Stuck, `"turned_back":true,`, "broken", []saga.Failure{mail}},
 		"compensated":           {saga.Compensated, "", "broken", []saga.Failure{mail}},
 		"abandoned":             {saga.Abandoned, "", "by hand", []saga.Failure{mail}},
 	} {

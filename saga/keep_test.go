@@ -15,9 +15,9 @@ import (
 func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		good := sequence(step("flight"))
-		bad := sequence(step("flight"), failing("car", saga.Void(errDeclined)))
+		bad := sequence(step("flight"), failing("car", saga.Declined(errDeclined)))
 		bad.Name = "bad"
-		cfg := saga.RunnerConfig{Keep: saga.Keep{Completed: time.Hour, Compensated: 3 * time.Hour}}
+		cfg := saga.RunnerConfig{Retention: saga.Retention{Completed: time.Hour, Compensated: 3 * time.Hour}}
 		r, _ := begin(t, saga.NewMemory(), cfg, good, bad)
 		const sagas = 450
 		for i := range sagas {
@@ -48,7 +48,7 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 			require.Equal(t, []int{c.good, c.bad}, []int{good, bad})
 		}
 		require.EqualValues(t, sagas+1, r.Stats().Deleted)
-		require.EqualError(t, saga.RunnerConfig{Keep: saga.Keep{Abandoned: -1}}.Validate(),
+		require.EqualError(t, saga.RunnerConfig{Retention: saga.Retention{Abandoned: -1}}.Validate(),
 			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (forever) or more")
 	})
 }

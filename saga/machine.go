@@ -144,7 +144,7 @@ func (m *machine) isFinalPivot(i int) bool { return i == m.p.pivot && !m.p.steps
 // pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. The
 // saga cannot turn back before its answer is known.
 func (m *machine) pivotMayHaveActed(i int) bool {
-	return m.isFinalPivot(i) && (m.Steps[i].InDoubt || m.work[i].busy)
+	return m.isFinalPivot(i) && (m.Steps[i].MaybeApplied || m.work[i].busy)
 }
 
 // pivotAwaitsAnswer reports whether the answer of the pivot must be known before the saga can turn
@@ -252,7 +252,7 @@ func (m *machine) readyButForTime(i int, now time.Time) bool {
 	case StepUndoing:
 		return !m.work[i].busy
 	case StepStarted:
-		return !m.work[i].busy && !m.Back && (m.pivotMayHaveActed(i) || !m.turns(now))
+		return !m.work[i].busy && !m.TurnedBack && (m.pivotMayHaveActed(i) || !m.turns(now))
 	}
 	return false
 }
@@ -306,7 +306,7 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	e store.Entry, wakeIn time.Duration, ok bool,
 ) {
-	released := store.Entry{Kind: eventReleased}
+	released := store.Entry{Kind: EventReleased}
 	switch {
 	case !m.going():
 		return e, 0, true
@@ -329,7 +329,7 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	if stops {
 		return released, wakeIn, true
 	}
-	return store.Entry{Kind: eventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
+	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
 }
 
 // lookIn returns after how long a saga that waits for something outside is looked at again: for
@@ -365,10 +365,10 @@ func (m *machine) waitsFor() string {
 type verdict int
 
 const (
-	childrenWait   verdict = iota // the Do has no result yet
-	childrenDone                  // all are completed
-	childrenFailed                // one has failed, and some may have taken effect
-	childrenVoid                  // none has taken effect, or ever will
+	childrenWait     verdict = iota // the Do has no result yet
+	childrenDone                    // all are completed
+	childrenFailed                  // one has failed, and some may have taken effect
+	childrenDeclined                // none has taken effect, or ever will
 )
 
 // judge returns the verdict on children, and the first of them that was
@@ -388,7 +388,7 @@ func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	case failed < 0:
 		return childrenDone, failed
 	case compensated:
-		return childrenVoid, failed
+		return childrenDeclined, failed
 	}
 	return childrenFailed, failed
 }
@@ -483,12 +483,12 @@ func (m *machine) open(i int, now time.Time) bool {
 		st.Error = storable(m.work[i].err.Error())
 		m.LastError = st.Error
 		m.set(i, StepNoEffect)
-		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: eventNoEffect, Error: st.Error})
+		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventStepNoEffect, Error: st.Error})
 		return true
 	}
 	if d.onlyWaits {
 		m.set(i, StepDone)
-		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventDone})
+		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventStepDone})
 	} else {
 		m.set(i, StepStarted)
 	}
@@ -503,7 +503,7 @@ func (m *machine) stickIfOver(g group) {
 		switch s := m.Steps[i].Status; {
 		case s == StepWaiting || m.onChildren(i):
 			waiting = true
-		case m.Back && !undoable(s) || complete(s): // on the way back, what is done is being undone
+		case m.TurnedBack && !undoable(s) || complete(s): // on the way back, what is done is being undone
 		case !failedForGood(s):
 			return // it is at work
 		case failed < 0:
@@ -565,11 +565,11 @@ func (m *machine) turn() {
 
 // turnBack turns the saga back. What has certainly taken no effect needs no Undo.
 func (m *machine) turnBack(step, why string) {
-	m.Status, m.Back, m.moved = Compensating, true, true
+	m.Status, m.TurnedBack, m.moved = Compensating, true, true
 	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
 	for i := range m.Steps {
 		switch s := m.Steps[i].Status; {
-		case s == StepWaiting, s == StepStarted && !m.Steps[i].InDoubt,
+		case s == StepWaiting, s == StepStarted && !m.Steps[i].MaybeApplied,
 			(s == StepDone || s == StepFailed) && m.p.steps[i].readOnly:
 			m.set(i, StepNoEffect)
 		}
@@ -593,7 +593,7 @@ func (m *machine) goBack() {
 			default:
 				st.Error = "saga: it has no Undo"
 				m.set(i, StepUndoFailed)
-				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: eventUndoFailed, Error: st.Error})
+				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: EventStepUndoFailed, Error: st.Error})
 			}
 		}
 		if left {
@@ -627,16 +627,16 @@ func (m *machine) begin(i int) (attempt int) {
 func (m *machine) finish(i int, a *Answer, now time.Time) {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	undo := a.Op == OpUndo
-	attempts, limit, status, kind := st.attempts(a.Op), d.attempts, StepDone, EventDone
+	attempts, limit, status, kind := st.attempts(a.Op), d.attempts, StepDone, EventStepDone
 	if undo {
-		limit, status, kind = d.undoAttempts, StepUndone, eventUndone
+		limit, status, kind = d.undoAttempts, StepUndone, EventStepUndone
 	}
 	m.work[i] = work{err: a.cause()}
 	if a.Outcome == OutcomeDone {
 		m.Failures, m.Takeovers = 0, 0
 		m.set(i, status)
 		if !undo {
-			st.InDoubt, st.Error = false, ""
+			st.MaybeApplied, st.Error = false, ""
 		}
 		m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts})
 		return
@@ -650,7 +650,7 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	m.Failures++
 	st.Refusals = 0
 	if !undo && a.Outcome != OutcomeFailed {
-		st.InDoubt = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
+		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
 	}
 	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // neither on the way back
 	if !a.Final && (unlimited || limit < 0 || *attempts < limit) {
@@ -670,11 +670,11 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	}
 	switch {
 	case undo:
-		status, kind = StepUndoFailed, eventUndoFailed
-	case st.InDoubt:
-		status, kind = StepFailed, eventFailed
+		status, kind = StepUndoFailed, EventStepUndoFailed
+	case st.MaybeApplied:
+		status, kind = StepFailed, EventStepFailed
 	default:
-		status, kind = StepNoEffect, eventNoEffect
+		status, kind = StepNoEffect, EventStepNoEffect
 	}
 	m.set(i, status)
 	m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts, Error: st.Error})
@@ -687,7 +687,7 @@ func (m *machine) refused(i int, a *Answer, now time.Time) {
 	st.Refusals++
 	st.NotBefore = now.Add(max(a.RetryAfter, leastPause))
 	if st.Refusals == 1 && !m.quiet {
-		m.log = append(m.log, store.Entry{Step: st.Name, Op: a.Op, Kind: eventRefused, Error: st.Error})
+		m.log = append(m.log, store.Entry{Step: st.Name, Op: a.Op, Kind: EventStepRefused, Error: st.Error})
 	}
 	m.stalled(i, a, *st.attempts(a.Op)+st.Refusals)
 }
@@ -705,7 +705,7 @@ func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
 	*st.attempts(a.Op)--
-	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].failsClean && !a.refused
+	st.MaybeApplied = st.MaybeApplied || st.Status == StepStarted && !m.p.steps[i].failsClean && !a.refused
 	if a.RetryAfter > 0 {
 		st.NotBefore = now.Add(a.RetryAfter)
 	}
@@ -722,7 +722,7 @@ func (m *machine) wait(i, children int, now, next time.Time) {
 	}
 	*st.attempts(m.op(i))--
 	if st.Status == StepStarted {
-		st.InDoubt, st.Children = true, children
+		st.MaybeApplied, st.Children = true, children
 	}
 }
 
@@ -740,7 +740,7 @@ func (m *machine) lookAgain() {
 func (m *machine) doubt(all bool) {
 	for i := range m.Steps {
 		if m.Steps[i].Status == StepStarted && !m.p.steps[i].failsClean && (all || m.work[i].busy) {
-			m.Steps[i].InDoubt = true
+			m.Steps[i].MaybeApplied = true
 		}
 	}
 }
@@ -760,7 +760,7 @@ func (m *machine) cancel(note string) bool {
 	if m.pivotDone() {
 		note = "too late, the pivot is done: " + note
 	}
-	m.note(store.Entry{Kind: eventCanceled, Error: note})
+	m.note(store.Entry{Kind: EventCanceled, Error: note})
 	return true
 }
 
@@ -776,14 +776,14 @@ func (m *machine) skip(step, note string) error {
 		return fmt.Errorf("step %s is %s", step, s)
 	}
 	m.set(i, StepSkipped)
-	m.note(store.Entry{Step: step, Kind: eventSkipped, Error: note})
+	m.note(store.Entry{Step: step, Kind: EventStepSkipped, Error: note})
 	m.unstick()
 	return nil
 }
 
 // retry gives what has failed its attempts again, and ends the waits between attempts.
 func (m *machine) retry(note string) {
-	m.note(store.Entry{Kind: eventRetried, Error: note})
+	m.note(store.Entry{Kind: EventRetried, Error: note})
 	m.unstick()
 	for i := range m.Steps {
 		st := &m.Steps[i]
@@ -795,9 +795,9 @@ func (m *machine) retry(note string) {
 		case st.Status == StepUndoFailed && m.p.steps[i].hasUndo:
 			st.Undos = 0
 			m.set(i, StepUndoing)
-		case !m.Back && failedForGood(st.Status):
+		case !m.TurnedBack && failedForGood(st.Status):
 			st.Attempts = 0
-			if st.InDoubt {
+			if st.MaybeApplied {
 				m.set(i, StepStarted)
 			} else {
 				m.set(i, StepIdle) // its turn comes again, and with it what it waits for
@@ -810,7 +810,7 @@ func (m *machine) retry(note string) {
 func (m *machine) unstick() {
 	m.Takeovers, m.moved = 0, true
 	switch {
-	case m.Back:
+	case m.TurnedBack:
 		m.Status = Compensating
 	case m.Status == Stuck:
 		m.Status = Running
@@ -820,12 +820,12 @@ func (m *machine) unstick() {
 
 // compensate turns the saga back. The error says why it cannot.
 func (m *machine) compensate(note string) error {
-	if m.Back || m.pivotDone() {
+	if m.TurnedBack || m.pivotDone() {
 		return errors.New("only on its way forward, and if its pivot is not done")
 	}
 	if p := m.p.pivot; p >= 0 && m.pivotMayHaveActed(p) {
 		m.set(p, StepSkipped)
-		m.note(store.Entry{Step: m.Steps[p].Name, Kind: eventSkipped, Error: note})
+		m.note(store.Entry{Step: m.Steps[p].Name, Kind: EventStepSkipped, Error: note})
 	}
 	m.Takeovers = 0
 	if m.cause == nil {
@@ -837,7 +837,7 @@ func (m *machine) compensate(note string) error {
 
 // forestall makes the machine that of a saga that has turned back before it began.
 func (m *machine) forestall(why string) {
-	m.Status, m.Back = Compensated, true
+	m.Status, m.TurnedBack = Compensated, true
 	m.setCause("", reason(why))
 }
 

@@ -62,17 +62,17 @@ func TestRelease(t *testing.T) {
 		kind    store.EventKind
 	}{
 		"an attempt may begin":    {doable("a"), func(*machine) {}, waits, false, 0, ""},
-		"so it may, but not here": {doable("a"), func(*machine) {}, stops, true, 0, eventReleased},
+		"so it may, but not here": {doable("a"), func(*machine) {}, stops, true, 0, EventReleased},
 		"an attempt is running":   {doable("a"), func(m *machine) { m.begin(0) }, stops, false, 0, ""},
 		"it has ended":            {doable("a"), func(m *machine) { m.Steps[0].Status = done; m.advance(now) }, waits, true, 0, ""},
 		"a short wait":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, waits, false, 0, ""},
-		"a longer one":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, eventParked},
-		"a short wait elsewhere":  {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, eventReleased},
-		"a delay":                 {delayed, func(*machine) {}, waits, true, time.Hour, eventParked},
+		"a longer one":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, EventParked},
+		"a short wait elsewhere":  {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, EventReleased},
+		"a delay":                 {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
 		"a look at a child":       {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
-		"a child":                 {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true, 3 * time.Minute, eventParked},
-		"a signal":                {signaled, func(*machine) {}, waits, true, 6 * time.Hour, eventParked},
-		"a signal for a moment":   {brief, func(*machine) {}, waits, true, time.Second, eventParked},
+		"a child":                 {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true, 3 * time.Minute, EventParked},
+		"a signal":                {signaled, func(*machine) {}, waits, true, 6 * time.Hour, EventParked},
+		"a signal for a moment":   {brief, func(*machine) {}, waits, true, time.Second, EventParked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machineOf(t, nil, c.step)
@@ -113,7 +113,7 @@ func TestJudge(t *testing.T) {
 		"one failed, one runs":            {are{store.Running, store.Compensated}, true, childrenFailed, 1},
 		"the same, without an undo":       {are{store.Running, store.Compensated}, false, childrenWait, 1},
 		"one failed, one completed":       {are{store.Compensated, store.Completed}, false, childrenFailed, 0},
-		"all compensated":                 {are{store.Compensated, store.Compensated}, false, childrenVoid, 0},
+		"all compensated":                 {are{store.Compensated, store.Compensated}, false, childrenDeclined, 0},
 		"all compensated, with an undo":   {are{store.Compensated, store.Compensated}, true, childrenFailed, 0},
 		"one abandoned, one compensated":  {are{store.Abandoned, store.Compensated}, false, childrenFailed, 0},
 		"one turns back after completion": {are{store.Completed, store.Compensating}, true, childrenWait, -1},

@@ -74,7 +74,7 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 			}
 			return nil
 		}
-		sg := sequence(flight, car, taking(2*time.Second, failing("hotel", saga.Void(full))))
+		sg := sequence(flight, car, taking(2*time.Second, failing("hotel", saga.Declined(full))))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker"}, sg)
 		var a, late audience
 		stop := r.Observe(a.hear)
@@ -88,18 +88,18 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 			"created",
 			"attempted flight do refused users: refused",
 			"attempted flight do done 1s",
-			"refused flight do users: refused",
-			"done flight do",
+			"step_refused flight do users: refused",
+			"step_done flight do",
 			"attempted car do maybe_applied declined",
 			"attempted car do done",
-			"done car do",
+			"step_done car do",
 			"attempted hotel do declined 2s full",
-			"no effect hotel do full",
-			"turned back hotel full",
+			"step_no_effect hotel do full",
+			"turned_back hotel full",
 			"attempted car undo done",
-			"undone car undo",
+			"step_undone car undo",
 			"attempted flight undo done",
-			"undone flight undo",
+			"step_undone flight undo",
 			fmt.Sprint("compensated ", life),
 		}, lines(heard))
 		seq := int64(0)
@@ -142,11 +142,11 @@ func TestStatsCountByDefinition(t *testing.T) {
 		sg := sequence(taking(time.Second, step("flight")), charge)
 		looked := step("flight")
 		looked.ReadOnly, looked.Undo = true, nil
-		newer := sequence(looked, taking(3*time.Second, step("insurance")), failing("hotel", saga.Void(errDeclined)))
+		newer := sequence(looked, taking(3*time.Second, step("insurance")), failing("hotel", saga.Declined(errDeclined)))
 		newer.Version = 2
-		broken := sequence(failing("send", saga.Abort(errDeclined)))
+		broken := sequence(failing("send", saga.Permanent(errDeclined)))
 		broken.Name = "mail"
-		broken.Steps[0].Undo = note("undo send", saga.Abort(errDeclined))
+		broken.Steps[0].Undo = note("undo send", saga.Permanent(errDeclined))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg, newer, broken)
 		require.Contains(t, metricsOf(r), "saga.sagas{saga=mail,status=abandoned}", "all series are there from the start")
 		for i, sg := range []*saga.Saga[trip]{sg, sg, newer, broken} {

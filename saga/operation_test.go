@@ -20,7 +20,7 @@ import (
 // TestOperateSkipsTheStepThatIsInTheWay, and not a BestEffort step that failed before it.
 func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pivot, ship := step("charge"), failing("ship", saga.Abort(errors.New("no such address")))
+		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
 		sg := sequence(pivot, step("mail"), ship)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
@@ -142,7 +142,7 @@ func TestAbandonIsKnownAtOnceHere(t *testing.T) {
 // TestOperateAsTheOperatorHasSeenIt: the second of two equal operations is refused.
 func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pivot, ship := step("charge"), failing("ship", saga.Abort(errors.New("no such address")))
+		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
 		sg := sequence(pivot, ship)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)

@@ -28,7 +28,7 @@ func broken(mended *atomic.Bool) *saga.Saga[trip] {
 		}
 		return note("undo hotel", nil)(ctx, s)
 	}
-	return sequence(step("flight"), hotel, failing("car", saga.Void(errDeclined)))
+	return sequence(step("flight"), hotel, failing("car", saga.Declined(errDeclined)))
 }
 
 func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip], saga.Event) {
@@ -52,7 +52,7 @@ func TestSagaThatIsStuckIsReportedWithItsDetails(t *testing.T) {
 
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
-		require.True(t, in.Back)
+		require.True(t, in.TurnedBack)
 		require.Equal(t, "car", in.Step)
 		require.Equal(t, "declined", in.Cause)
 		require.Equal(t, "closed for the season", in.LastError)
@@ -70,7 +70,7 @@ func TestSagaThatIsStuckIsReportedWithItsDetails(t *testing.T) {
 		time.Sleep(time.Hour)
 		list, _, err = r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
 		require.NoError(t, err)
-		require.Equal(t, time.Hour, list[0].Since())
+		require.Equal(t, time.Hour, list[0].IdleFor())
 		synctest.Wait()
 		require.EqualValues(t, 1, total(r, "status=stuck"))
 	})
@@ -89,8 +89,8 @@ func TestRetryOfAStuckSaga(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "done hotel", "no effect car", "turned back car", "undo failed hotel", "stuck hotel",
-			"retried", "undo failed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
+			"created", "step_done flight", "step_done hotel", "step_no_effect car", "turned_back car", "step_undo_failed hotel", "stuck hotel",
+			"retried", "step_undo_failed hotel", "stuck hotel", "retried", "step_undone hotel", "step_undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
@@ -148,7 +148,7 @@ func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want bool
-	}{{saga.Void(errDeclined), true}, {saga.Abort(errDeclined), true}, {errDeclined, false}} {
+	}{{saga.Declined(errDeclined), true}, {saga.Permanent(errDeclined), true}, {errDeclined, false}} {
 		synctest.Test(t, func(t *testing.T) {
 			sg := sequence(step("flight"), failing("car", c.err))
 			require.Equal(t, c.want, resilience.Answered(saga.Run(t.Context(), sg, &trip{})), "%T", c.err)
@@ -176,7 +176,7 @@ func TestAbandonWithoutANoteHasNoReason(t *testing.T) {
 // TestPivotInDoubt has a payment that may have been made, and
 // an operator who finds out.
 func TestPivotInDoubt(t *testing.T) {
-	charge := failing("charge", saga.Abort(errors.New("timeout")))
+	charge := failing("charge", saga.Permanent(errors.New("timeout")))
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
 	open := func(t *testing.T) *saga.Runner {
 		sg := sequence(step("flight"), charge, step("tickets"))
@@ -208,8 +208,8 @@ func TestPivotInDoubt(t *testing.T) {
 			require.ErrorContains(t, err, "timeout", "the first cause stays")
 			require.Equal(t, []string{"do flight", "do charge", "undo flight"}, s.Calls)
 			require.Equal(t, []string{
-				"created", "done flight", "failed charge", "stuck charge",
-				"skipped charge", "turned back", "undone flight", "compensated",
+				"created", "step_done flight", "step_failed charge", "stuck charge",
+				"step_skipped charge", "turned_back", "step_undone flight", "compensated",
 			}, events(t, r, "trip-1"))
 		})
 	})
@@ -292,7 +292,7 @@ func TestStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 		calls := 0
 		pivot, ship, paid := step("charge"), step("ship"), step("paid")
 		pivot.Pivot = true
-		ship.Do = func(context.Context, *trip) error { calls++; return saga.Abort(errors.New("no such address")) }
+		ship.Do = func(context.Context, *trip) error { calls++; return saga.Permanent(errors.New("no such address")) }
 		paid.Parallel, paid.Delay = true, 13*time.Hour
 		sg := sequence(pivot, ship, paid)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)

@@ -133,7 +133,7 @@ func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
 				require.Equal(t, saga.Stuck, in.Status)
 				require.Contains(t, in.Cause, "panic outside of a step: ")
 				require.Equal(t, saga.StepStarted, in.Steps[1].Status)
-				require.True(t, in.Steps[1].InDoubt)
+				require.True(t, in.Steps[1].MaybeApplied)
 				require.Zero(t, r.Stats().Held)
 				stop()
 
@@ -170,7 +170,7 @@ func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, r.Stats().TakenOver)
 		require.Zero(t, r.Stats().Lost)
-		require.Equal(t, []string{"created", "done pack", "done ship", "completed"}, events(t, r, "order-1/parcels/0"))
+		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed"}, events(t, r, "order-1/parcels/0"))
 	})
 }
 

@@ -96,7 +96,7 @@ func (t *attempt) settle(err error, panicked any) error {
 	t.answer.waits = t.answer.waits && err == nil // begin must not change the state
 	if err != nil && t.tx != nil {
 		if endedItself(t.ctx, t.tx.Rollback()) {
-			err = Abort(fmt.Errorf("%w: %w", errTxEnded, err))
+			err = Permanent(fmt.Errorf("%w: %w", errTxEnded, err))
 		}
 		t.tx = nil
 	}
@@ -109,9 +109,9 @@ func (t *attempt) keep(err error) error {
 	encoding := t.guard(func() (err error) { data, err = t.p.encode(t.s); return err })
 	switch {
 	case encoding != nil && err != nil:
-		return fmt.Errorf("%w; %w", err, Abort(encoding))
+		return fmt.Errorf("%w; %w", err, Permanent(encoding))
 	case encoding != nil:
-		return Abort(encoding)
+		return Permanent(encoding)
 	case !bytes.Equal(data, t.State):
 		t.answer.State = data
 	}
@@ -163,7 +163,7 @@ func (a *Answer) read(err error, st *step, cut bool) (retryAfter time.Duration) 
 }
 
 // errPanicked is the error of a step that did not return under Run.
-var errPanicked = Abort(errors.New("saga: the step panicked"))
+var errPanicked = Permanent(errors.New("saga: the step panicked"))
 
 // isCut reports whether the ctx of an attempt has ended because the runner stopped or lost the saga.
 func isCut(ctx context.Context) bool {
@@ -177,7 +177,7 @@ func (t *attempt) call() (err error) {
 	do, doTx := st.calls(t.Op)
 	switch {
 	case t.h == nil && (st.child != nil || doTx != nil):
-		return Abort(fmt.Errorf("%w: step %s needs a Runner", ErrNoTx, st.name))
+		return Permanent(fmt.Errorf("%w: step %s needs a Runner", ErrNoTx, st.name))
 	case st.child != nil:
 		err = t.h.attend(t)
 		if pending, waits := err.(*errPending); waits {

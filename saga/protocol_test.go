@@ -95,11 +95,11 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 		"refused":                 {err: refusal{}},
 		"wrapped":                 {err: fmt.Errorf("hotel: %w", refusal{})},
 		"joined":                  {err: errors.Join(refusal{}, refusal{time.Second})},
-		"inside an Abort":         {err: saga.Abort(refusal{})},
-		"inside a NoEffect":       {err: saga.Void(refusal{})},
+		"inside a Permanent":      {err: saga.Permanent(refusal{})},
+		"inside a NoEffect":       {err: saga.Declined(refusal{})},
 		"beside a timeout":        {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
 		"after one that failed":   {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
-		"of the second of a step": {err: saga.InDoubt(refusal{}), calls: []string{"undo hotel"}},
+		"of the second of a step": {err: saga.MaybeApplied(refusal{}), calls: []string{"undo hotel"}},
 		"in a child that ran":     {err: &saga.Error{Status: saga.Stuck, Err: refusal{}}, calls: []string{"undo hotel"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		begun := time.Now()
-		err := saga.Run(ctx, sequence(st, failing("hotel", saga.Void(errDeclined))), &s)
+		err := saga.Run(ctx, sequence(st, failing("hotel", saga.Declined(errDeclined))), &s)
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.GreaterOrEqual(t, time.Since(begun), 500*time.Minute)
 		require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
@@ -193,7 +193,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "refused hotel", "turned back hotel", "refused flight", "undone flight", "compensated",
+			"created", "step_done flight", "step_refused hotel", "turned_back hotel", "step_refused flight", "step_undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -254,7 +254,7 @@ func TestStepThatIsRefusedIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, in.Owner)
-		require.False(t, in.Steps[0].InDoubt)
+		require.False(t, in.Steps[0].MaybeApplied)
 		require.Zero(t, in.Steps[0].Attempts)
 	})
 }
@@ -287,7 +287,7 @@ func TestStepIsAnOperationOfItsOwn(t *testing.T) {
 					st.Attempts, st.UndoAttempts = c.attempts, c.undo
 					st.Do = func(ctx context.Context, s *trip) error {
 						if saga.CommandFrom(ctx).Attempt == 4 {
-							return keep(saga.Abort(errDeclined))(ctx, s)
+							return keep(saga.Permanent(errDeclined))(ctx, s)
 						}
 						return keep(errDeclined)(ctx, s)
 					}

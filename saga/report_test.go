@@ -26,7 +26,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		charge := step("charge")
 		charge.Pivot = true
-		sg := sequence(charge, failing("flight", saga.Abort(errors.New("full"))))
+		sg := sequence(charge, failing("flight", saga.Permanent(errors.New("full"))))
 		r, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)

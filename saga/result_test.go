@@ -38,7 +38,7 @@ func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
 	}{
 		{takes: 900 * time.Millisecond},
 		{takes: 2500 * time.Millisecond, loads: 6},
-		{takes: 900 * time.Millisecond, fails: saga.Void(errors.New("full")), want: saga.ErrCompensated},
+		{takes: 900 * time.Millisecond, fails: saga.Declined(errors.New("full")), want: saga.ErrCompensated},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			st := &countingLoads{Store: saga.NewMemory()}

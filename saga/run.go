@@ -148,7 +148,7 @@ func (r *memoryRun) wait(d *Decision) {
 		t := time.NewTimer(d.WakeAt.Sub(r.in.Now))
 		defer t.Stop()
 		alarm = t.C
-		if !r.m.Back && r.in.ended == nil {
+		if !r.m.TurnedBack && r.in.ended == nil {
 			done = r.ctx.Done()
 		}
 	}

@@ -122,19 +122,19 @@ func TestRunReadsErrors(t *testing.T) {
 		took  time.Duration
 	}{
 		{"plain", errDeclined, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
-		{"abort", saga.Abort(errDeclined), []string{"do x", "undo x"}, 0},
-		{"no effect", saga.Void(errDeclined), []string{"do x"}, 0},
-		{"abort without effect", saga.Abort(saga.Void(errDeclined)), []string{"do x"}, 0},
+		{"abort", saga.Permanent(errDeclined), []string{"do x", "undo x"}, 0},
+		{"no effect", saga.Declined(errDeclined), []string{"do x"}, 0},
+		{"abort without effect", saga.Permanent(saga.Declined(errDeclined)), []string{"do x"}, 0},
 		{"not retryable", hint{}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"answered", answer{}, []string{"do x", "undo x"}, 0},
 		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
-		{"no effect beside a timeout", errors.Join(saga.Void(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
-		{"no effect twice", errors.Join(saga.Void(errDeclined), fmt.Errorf("b: %w", saga.Void(errDeclined))), []string{"do x"}, 0},
-		{"no effect beside a refusal", errors.Join(saga.Void(errDeclined), refusal{}), []string{"do x"}, 0},
-		{"no effect around a timeout", saga.Void(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
-		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.Void(errDeclined)}, []string{"do x", "undo x"}, 0},
-		{"in doubt, whatever is inside", saga.InDoubt(saga.Void(errDeclined)), []string{"do x", "undo x"}, 0},
-		{"a refusal in doubt", saga.InDoubt(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
+		{"no effect beside a timeout", errors.Join(saga.Declined(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
+		{"no effect twice", errors.Join(saga.Declined(errDeclined), fmt.Errorf("b: %w", saga.Declined(errDeclined))), []string{"do x"}, 0},
+		{"no effect beside a refusal", errors.Join(saga.Declined(errDeclined), refusal{}), []string{"do x"}, 0},
+		{"no effect around a timeout", saga.Declined(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
+		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.Declined(errDeclined)}, []string{"do x", "undo x"}, 0},
+		{"in doubt, whatever is inside", saga.MaybeApplied(saga.Declined(errDeclined)), []string{"do x", "undo x"}, 0},
+		{"a refusal in doubt", saga.MaybeApplied(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"a refusal beside a failure", errors.Join(refusal{}, errDeclined), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"not retryable now", hint{after: time.Minute}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
 	} {
@@ -152,9 +152,9 @@ func TestRunReadsErrors(t *testing.T) {
 			})
 		})
 	}
-	require.NoError(t, saga.Abort(nil))
-	require.NoError(t, saga.Void(nil))
-	require.NoError(t, saga.InDoubt(nil))
+	require.NoError(t, saga.Permanent(nil))
+	require.NoError(t, saga.Declined(nil))
+	require.NoError(t, saga.MaybeApplied(nil))
 }
 
 // Of several steps that run beside each other the first that has failed is named, whichever was the
@@ -164,7 +164,7 @@ func TestRunIsStuckAtTheFirstStepThatFailed(t *testing.T) {
 	charge.Pivot = true
 	steps := []saga.Step[trip]{charge}
 	for i, name := range []string{"mail", "print", "archive"} {
-		st := saga.Step[trip]{Name: name, Parallel: i > 0, Do: func(context.Context, *trip) error { return saga.Abort(errDeclined) }}
+		st := saga.Step[trip]{Name: name, Parallel: i > 0, Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }}
 		if name == "mail" {
 			st.Do = func(context.Context, *trip) error { return nil }
 		}
@@ -180,7 +180,7 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 
 		t.Log("a pivot that is in doubt, has no Undo and does not know")
 		doubt := charge
-		doubt.Do = note("do charge", saga.Abort(errDeclined))
+		doubt.Do = note("do charge", saga.Permanent(errDeclined))
 		var s trip
 		err := saga.Run(t.Context(), sequence(step("flight"), doubt), &s)
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -202,20 +202,20 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 		require.Equal(t, []string{"do flight", "do charge", "do charge", "do charge"}, s.Calls)
 
 		t.Log("but not if it certainly took no effect")
-		doubt.Do = note("do charge", saga.Void(errDeclined))
+		doubt.Do = note("do charge", saga.Declined(errDeclined))
 		err = saga.Run(t.Context(), sequence(step("flight"), doubt), &trip{})
 		require.ErrorIs(t, err, saga.ErrCompensated)
 
 		t.Log("a step after the pivot that says it will never work")
-		err = saga.Run(t.Context(), sequence(charge, failing("tickets", saga.Abort(errDeclined))), &trip{})
+		err = saga.Run(t.Context(), sequence(charge, failing("tickets", saga.Permanent(errDeclined))), &trip{})
 		require.ErrorIs(t, err, saga.ErrStuck)
-		require.Equal(t, []saga.Failure{{Step: "tickets", Op: saga.OpDo, Err: saga.Abort(errDeclined)}}, detail(t, err).Failed)
+		require.Equal(t, []saga.Failure{{Step: "tickets", Op: saga.OpDo, Err: saga.Permanent(errDeclined)}}, detail(t, err).Failed)
 
 		t.Log("an Undo that does not work")
 		flight := step("flight")
 		flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 3
 		s = trip{}
-		err = saga.Run(t.Context(), sequence(step("car"), flight, failing("hotel", saga.Void(errDeclined))), &s)
+		err = saga.Run(t.Context(), sequence(step("car"), flight, failing("hotel", saga.Declined(errDeclined))), &s)
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorIs(t, err, errDeclined)
 		require.EqualError(t, err, "saga: trip: stuck: step hotel: declined; undo of step flight: closed")
@@ -307,13 +307,13 @@ func TestRunWhoseContextEndsDuringAStep(t *testing.T) {
 		calls  []string
 	}{
 		"before the pivot":            {false, false, func(context.Context) error { return errDeclined }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
-		"an answer":                   {false, false, func(context.Context) error { return saga.Void(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"an answer":                   {false, false, func(context.Context) error { return saga.Declined(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
 		"the end itself":              {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, ctx.Err()) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 		"its cause":                   {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx)) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 		"the pivot":                   {true, false, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.Void(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.Declined(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
 		"after the pivot":             {false, true, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"after the pivot, for good":   {false, true, func(context.Context) error { return saga.Abort(errDeclined) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"after the pivot, for good":   {false, true, func(context.Context) error { return saga.Permanent(errDeclined) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
 		"after the pivot, a refusal":  {false, true, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
 		"before the pivot, a refusal": {false, false, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 	} {
@@ -358,7 +358,7 @@ func TestRunBoundsAttempts(t *testing.T) {
 
 		t.Log("also of an Undo without a Timeout")
 		st.Undo, st.UndoAttempts, st.Timeout = st.Do, 1, 0
-		st.Do = note("do flight", saga.Abort(errDeclined))
+		st.Do = note("do flight", saga.Permanent(errDeclined))
 		begun = time.Now()
 		require.ErrorIs(t, saga.Run(t.Context(), sequence(st), &trip{}), saga.ErrStuck)
 		require.Equal(t, time.Minute, time.Since(begun))
@@ -447,7 +447,7 @@ func TestRunRunsBranchesInParallel(t *testing.T) {
 
 		log, begun = nil, time.Now()
 		sg = graph(&log, &mu)
-		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.Void(errDeclined) }
+		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.Declined(errDeclined) }
 		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
 		require.Equal(t, 8*time.Second, time.Since(begun))
 		require.Equal(t, []string{"do a", "do b", "do c", "undo b", "undo c", "undo a"}, log)
@@ -463,7 +463,7 @@ func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 			cause = context.Cause(ctx)
 			return cause
 		}
-		fail := failing("c", saga.Void(errDeclined))
+		fail := failing("c", saga.Declined(errDeclined))
 		fail.Parallel = true
 		var s trip
 		err := saga.Run(t.Context(), sequence(step("a"), hang, fail), &s)
@@ -520,7 +520,7 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 		if parallel {
 			sg = sequence(step("flight"), bad, step("mail"), step("car"))
 			sg.Steps[2].Parallel = true
-			sg.Steps[2].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Void(ctx.Err()) }
+			sg.Steps[2].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Declined(ctx.Err()) }
 		}
 		require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sg, &s) })
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
@@ -566,7 +566,7 @@ func TestRunUndoesAfterAPanicOutsideOfAStep(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					hotel, car := failing("hotel", err), step("car")
 					hotel.Backoff = func(n int) time.Duration { return make([]time.Duration, 1)[n] }
-					car.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Void(ctx.Err()) }
+					car.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Declined(ctx.Err()) }
 					car.Parallel = true
 					sg := sequence(step("flight"), hotel)
 					if parallel {
@@ -628,7 +628,7 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 			}
 			return st
 		}
-		fails := failing("e", saga.Void(errDeclined))
+		fails := failing("e", saga.Declined(errDeclined))
 		sg := sequence(undoable("a", false), undoable("b", true), undoable("c", false), undoable("d", true), fails)
 		done := make(chan any, 1)
 		go func() {
@@ -653,7 +653,7 @@ func TestRunPassesOnThePanicOfAnUndoInASequence(t *testing.T) {
 	b := step("b")
 	b.Undo = func(context.Context, *trip) error { panic("boom") }
 	c := step("c")
-	sg := sequence(step("a"), b, c, failing("d", saga.Void(errDeclined)))
+	sg := sequence(step("a"), b, c, failing("d", saga.Declined(errDeclined)))
 	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sg, &s) })
 	require.Equal(t, []string{"do a", "do b", "do c", "do d", "undo c"}, s.Calls)
 }
@@ -666,8 +666,8 @@ func TestRunNamesItsCommands(t *testing.T) {
 			return err
 		}
 	}
-	hotel := saga.Step[trip]{Name: "hotel", Do: keep(saga.Abort(errDeclined)), Undo: keep(nil)}
-	sg := sequence(saga.Step[trip]{Name: "inn", Do: keep(nil), Undo: keep(nil)}, hotel, failing("car", saga.Void(errDeclined)))
+	hotel := saga.Step[trip]{Name: "hotel", Do: keep(saga.Permanent(errDeclined)), Undo: keep(nil)}
+	sg := sequence(saga.Step[trip]{Name: "inn", Do: keep(nil), Undo: keep(nil)}, hotel, failing("car", saga.Declined(errDeclined)))
 	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
 	require.Len(t, ids, 4)
 	id := ids[0][:26]
@@ -697,7 +697,7 @@ func TestRunCallsTheMiddleware(t *testing.T) {
 		}
 	}
 	var s trip
-	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.Void(errDeclined))), &s))
+	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.Declined(errDeclined))), &s))
 	require.Equal(t, []string{"flight/do", "flight/undo"}, order)
 	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
 }
@@ -751,17 +751,17 @@ func TestErrorOfASaga(t *testing.T) {
 	t.Log("errors that cannot be compared")
 	flight := step("flight")
 	flight.Undo, flight.UndoAttempts = note("undo flight", parts{closed}), 1
-	got := saga.Run(t.Context(), sequence(flight, failing("hotel", parts{saga.Void(errDeclined)})), &trip{})
+	got := saga.Run(t.Context(), sequence(flight, failing("hotel", parts{saga.Declined(errDeclined)})), &trip{})
 	require.ErrorIs(t, got, saga.ErrStuck)
 	require.ErrorIs(t, got, closed)
 	require.ErrorIs(t, got, errDeclined)
 
 	t.Log("only a saga that is undone has answered")
 	for status, answered := range map[saga.Status]bool{saga.Compensated: true, saga.Stuck: false, saga.Abandoned: false} {
-		require.Equal(t, answered, (&saga.Error{Status: status, Err: saga.Abort(errDeclined)}).Answered())
+		require.Equal(t, answered, (&saga.Error{Status: status, Err: saga.Permanent(errDeclined)}).Answered())
 	}
 	require.False(t, (&saga.Error{Status: saga.Compensated, Err: errDeclined}).Answered())
-	require.False(t, saga.Voided(nil))
+	require.False(t, saga.IsDeclined(nil))
 }
 
 // TestRunInARunThatTurnedBackIsFinal: it has undone what it did, and would do so again.

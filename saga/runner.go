@@ -420,7 +420,7 @@ func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	for _, kept := range []struct {
 		status Status
 		age    time.Duration
-	}{{Completed, r.cfg.Keep.Completed}, {Compensated, r.cfg.Keep.Compensated}, {Abandoned, r.cfg.Keep.Abandoned}} {
+	}{{Completed, r.cfg.Retention.Completed}, {Compensated, r.cfg.Retention.Compensated}, {Abandoned, r.cfg.Retention.Abandoned}} {
 		if kept.age <= 0 {
 			continue
 		}
@@ -993,7 +993,7 @@ func (h *hold) commitOpen() {
 		err = t.tx.Commit()
 	} else {
 		if endedItself(t.ctx, err) {
-			err = Abort(errTxEnded)
+			err = Permanent(errTxEnded)
 		}
 		_ = t.tx.Rollback()
 	}

@@ -102,7 +102,7 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		s, err := sg.Result(t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
-		require.Equal(t, []string{"created", "done flight", "done hotel", "done car", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "step_done car", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
 		stats := r.Stats()
 		require.Equal(t, saga.Stats{Commits: 3}, stats)
@@ -134,7 +134,7 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 16*time.Second, "lease and poll")
 		require.EqualValues(t, 2, epoch)
-		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "taken_over", "step_done flight", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().TakenOver)
 		require.EqualValues(t, 1, metricsOf(r)["saga.claims{from=crashed}"])
@@ -249,7 +249,7 @@ func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
 		require.EqualError(t, got.cause, "saga: no longer held")
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
-		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, other, "trip-1"))
+		require.Equal(t, []string{"created", "taken_over", "step_done flight", "completed"}, events(t, other, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, cut.Stats().Lost)
 		require.NotZero(t, storeErrs.Load())
@@ -413,7 +413,7 @@ func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 			}
 			late := req
 			late.Nonce, late.Status, late.Release = req.Nonce+1, saga.Completed, true
-			late.Log = []store.Entry{{Step: "hotel", Op: saga.OpDo, Kind: saga.EventDone}, {Kind: saga.EventCompleted}}
+			late.Log = []store.Entry{{Step: "hotel", Op: saga.OpDo, Kind: saga.EventStepDone}, {Kind: saga.EventCompleted}}
 			require.Len(t, req.Log, len(late.Log))
 			_, err := st.Commit(ctx, late)
 			require.NoError(t, err)
@@ -421,13 +421,13 @@ func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 		}
 		flight := step("flight")
 		flight.Undo = func(context.Context, *trip) error { t.Error("a completed saga was undone"); return nil }
-		sg := sequence(flight, failing("hotel", saga.Void(errDeclined)))
+		sg := sequence(flight, failing("hotel", saga.Declined(errDeclined)))
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
-		require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "completed"}, events(t, r, "trip-1"))
 		require.EqualValues(t, 1, r.Stats().Lost)
 		require.Zero(t, r.Stats().Held)
 	})
@@ -456,7 +456,7 @@ func TestRunnerThatStopsHandsOverItsSagas(t *testing.T) {
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		_, err = result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"created", "done flight", "released", "done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "released", "step_done hotel", "completed"}, events(t, second, "trip-1"))
 		synctest.Wait()
 		require.Zero(t, second.Stats().TakenOver)
 	})
@@ -486,7 +486,7 @@ func TestRunnerThatStopsBeginsNothing(t *testing.T) {
 		require.Equal(t, saga.StepDone, in.Steps[1].Status)
 		require.Equal(t, saga.StepStarted, in.Steps[2].Status)
 		require.Zero(t, in.Steps[2].Attempts)
-		require.False(t, in.Steps[2].InDoubt)
+		require.False(t, in.Steps[2].MaybeApplied)
 	})
 }
 
@@ -527,7 +527,7 @@ func TestRunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 		mustStart(t, first, sg)
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		stop()
-		require.Equal(t, []string{"created", "done flight", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "completed"}, events(t, second, "trip-1"))
 		require.Zero(t, second.Stats().Claimed)
 	})
 }
@@ -561,7 +561,7 @@ func TestRunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 		_, err := result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "lease and poll")
-		require.Equal(t, []string{"created", "taken over", "done flight", "done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "taken_over", "step_done flight", "step_done hotel", "completed"}, events(t, second, "trip-1"))
 	})
 }
 
@@ -603,7 +603,7 @@ func TestAttemptCutShortIsInDoubt(t *testing.T) {
 				return ctx.Err()
 			}
 			require.Equal(t, 1, saga.CommandFrom(ctx).Attempt, "it counts as none")
-			return saga.Abort(errDeclined)
+			return saga.Permanent(errDeclined)
 		}
 		sg := sequence(st)
 		first, stop := begin(t, store, saga.RunnerConfig{Drain: 3 * time.Second}, sg)
@@ -616,7 +616,7 @@ func TestAttemptCutShortIsInDoubt(t *testing.T) {
 		s, err := result[trip](t.Context(), second, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo flight"}, s.Calls)
-		require.Equal(t, []string{"created", "released", "failed flight", "turned back flight", "undone flight", "compensated"},
+		require.Equal(t, []string{"created", "released", "step_failed flight", "turned_back flight", "step_undone flight", "compensated"},
 			events(t, second, "trip-1"))
 	})
 }
@@ -652,12 +652,12 @@ func TestWaitThatIsLongIsParked(t *testing.T) {
 		require.Equal(t, 2, in.Failures)
 		require.Equal(t, "declined", in.LastError)
 		require.Equal(t, time.Hour+time.Second, in.WakeAt.Sub(begun))
-		require.Equal(t, time.Minute, in.Since())
+		require.Equal(t, time.Minute, in.IdleFor())
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Len(t, s.Calls, 5, "what a failed attempt wrote is kept")
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
-		require.Equal(t, []string{"created", "parked", "parked", "done flight", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "parked", "parked", "step_done flight", "completed"}, events(t, r, "trip-1"))
 		require.Equal(t, time.Hour+2*time.Second, at[2])
 	})
 }
@@ -1079,7 +1079,7 @@ func TestResultOutlivesAStoreThatFails(t *testing.T) {
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, errDown)
-		require.Contains(t, lines(a.heard(saga.EventStoreFailed)), `store failed saga: result of "trip-1": `+errDown.Error())
+		require.Contains(t, lines(a.heard(saga.EventStoreFailed)), `store_failed saga: result of "trip-1": `+errDown.Error())
 		time.AfterFunc(10*time.Second, func() { g.set(false) })
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -1233,8 +1233,8 @@ func TestCommitWhoseFateIsUnknownIsToldOf(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		told := lines(a.heard(saga.EventStoreFailed))
-		require.Equal(t, `store failed saga: commit of "trip-1": value too long`, told[0])
-		require.Contains(t, told, `store failed saga: commit of "trip-1": `+errDown.Error())
+		require.Equal(t, `store_failed saga: commit of "trip-1": value too long`, told[0])
+		require.Contains(t, told, `store_failed saga: commit of "trip-1": `+errDown.Error())
 		requireCompleted(t, r, "trip-1")
 	})
 }

@@ -98,14 +98,14 @@ type Step[S any] struct {
 	AwaitFor time.Duration
 
 	// Saga makes the step one of sagas: see [ChildOf].
-	Saga *Child[S]
+	Child *Child[S]
 
 	// ReadOnly says that Do changes nothing, so that it is never undone nor in doubt.
 	ReadOnly bool
 
 	// Pivot marks the one step after which the saga no longer turns back: the rest is tried until it works, or
-	// an Abort or Void makes the saga stuck. A pivot in doubt without Undo is tried until it returns nil or a
-	// [Void], whatever Attempts and Saga.Timeout say; an [Abort] makes the saga stuck.
+	// a [Permanent] or [Declined] error makes the saga stuck. A pivot in doubt without Undo is tried until it returns nil or a
+	// Declined error, whatever Attempts and Saga.Timeout say; a Permanent error makes the saga stuck.
 	Pivot bool
 
 	// Timeout bounds each attempt. Zero means 1 minute; under Run, no limit for a Do up to the pivot.

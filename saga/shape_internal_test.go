@@ -42,11 +42,11 @@ func (s shape) step() Step[int] {
 		st.Middleware = func(next func(context.Context) error) func(context.Context) error { return next }
 	}
 	if s.Child {
-		st.Saga = &Child[int]{}
+		st.Child = &Child[int]{}
 	}
 	if s.ChildOf {
 		leaf := &Saga[int]{Name: "leaf", Steps: []Step[int]{{Name: "a", Do: does, Undo: does, Pivot: s.ChildPivot}}}
-		st.Saga = ChildOf(leaf, func(*int) (int, error) { return 0, nil }, nil)
+		st.Child = ChildOf(leaf, func(*int) (int, error) { return 0, nil }, nil)
 	}
 	return st
 }

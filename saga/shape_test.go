@@ -32,7 +32,7 @@ func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) 
 func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
 	quote := step("quote")
 	quote.ReadOnly, quote.Undo = true, nil
-	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.Void(errDeclined))), func(s trip, err error) {
+	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.Declined(errDeclined))), func(s trip, err error) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do quote", "do hotel", "undo flight"}, s.Calls)
 	})
@@ -55,7 +55,7 @@ func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
 func TestReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
-		quote := failing("flight", saga.Void(errDeclined))
+		quote := failing("flight", saga.Declined(errDeclined))
 		quote.ReadOnly, quote.Undo = true, nil
 		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
 		abandoned(t, store, "trip-1", "dead")

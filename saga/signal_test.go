@@ -93,7 +93,7 @@ func TestAwait(t *testing.T) {
 						require.Zero(t, r.Stats().Held, "a waiting saga holds no place")
 						st := state(t, r, "trip-1", "paid")
 						require.Equal(t, saga.StepWaiting, st.Status)
-						require.False(t, st.InDoubt)
+						require.False(t, st.MaybeApplied)
 						require.Equal(t, 20*time.Minute, st.WaitingSince.Sub(begun))
 						signal(t, store, r)
 					}
@@ -388,7 +388,7 @@ func TestCancellationOfASagaThatGetsStuck(t *testing.T) {
 // cursed returns a saga that gets stuck at its pivot, and again at an Undo when an operator
 // turns it back.
 func cursed() *saga.Saga[trip] {
-	flight, charge := step("flight"), failing("charge", saga.Abort(errDeclined))
+	flight, charge := step("flight"), failing("charge", saga.Permanent(errDeclined))
 	flight.Undo, flight.UndoAttempts = note("undo flight", errDeclined), 1
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
 	return sequence(flight, charge, awaits("paid"), awaits("packed"), awaits("sent"))
@@ -452,7 +452,7 @@ func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 		require.Empty(t, list)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
-		require.True(t, in.Back)
+		require.True(t, in.TurnedBack)
 	})
 }
 
@@ -575,8 +575,8 @@ func (s *countingSignals) Messages(ctx context.Context, id string) ([]store.Mess
 func TestSignalsAreReadOnlyWhenTheyMatter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &countingSignals{Store: saga.NewMemory()}
-		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"), failing("f", saga.Void(errDeclined)))
-		none := sequence(step("a"), failing("b", saga.Void(errDeclined)))
+		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"), failing("f", saga.Declined(errDeclined)))
+		none := sequence(step("a"), failing("b", saga.Declined(errDeclined)))
 		none.Name = "none"
 		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg, none)
 		mustStart(t, r, sg)

@@ -58,7 +58,7 @@ type village struct {
 	asked   int // by operators
 	effect  map[string]bool
 	undone  map[string]bool
-	voids   map[string]int  // the Voids of a Do, which hold for what was on its way then, too
+	voids   map[string]int  // the Declined errors of a Do, which hold for attempts on their way, too
 	excused map[string]bool // an operator has settled it, or its saga
 	excuses map[string]int  // how often
 	doing   map[string]*node
@@ -273,7 +273,7 @@ func (n *node) bind(sg *saga.Saga[book], kids map[string]*saga.Saga[book]) *saga
 		name := st.Name
 		if st.Do == nil {
 			list := make([]book, 1+(len(sg.Steps)-1)/3)
-			st.Saga = saga.ChildrenOf(kids[n.v.kids[name]], func(*book) ([]book, error) { return list, nil }, nil)
+			st.Child = saga.ChildrenOf(kids[n.v.kids[name]], func(*book) ([]book, error) { return list, nil }, nil)
 			continue
 		}
 		st.Do = func(ctx context.Context, b *book) error { return n.do(ctx, name, b) }
@@ -333,7 +333,7 @@ func decodeSteps(rec store.Record) map[string]saga.StepState {
 	_ = json.Unmarshal(rec.Progress, &pr)
 	states := make(map[string]saga.StepState)
 	for _, u := range pr.Steps {
-		states[u.N] = saga.StepState{Name: u.N, Status: u.S, InDoubt: u.D}
+		states[u.N] = saga.StepState{Name: u.N, Status: u.S, MaybeApplied: u.D}
 	}
 	return states
 }
@@ -382,12 +382,12 @@ func (n *node) do(ctx context.Context, name string, b *book) error {
 	case fault == "panics":
 		panic("out of range")
 	case v.undone[k], v.voids[k] != voids:
-		return saga.Void(errDeclined)
+		return saga.Declined(errDeclined)
 	case fault == "declined" && !v.effect[k]: // else an attempt before was applied, and its reply lost
 		v.voids[k]++
-		return saga.Void(errDeclined)
+		return saga.Declined(errDeclined)
 	case fault == "aborted", fault == "declined":
-		return saga.Abort(errDeclined)
+		return saga.Permanent(errDeclined)
 	}
 	v.effect[k] = true
 	if b.Entries == nil {

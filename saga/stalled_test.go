@@ -33,7 +33,7 @@ func TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled(t *
 		told        []int
 	}{
 		"past the pivot":          {sequence(charge, slow(failing("tickets", errDeclined))), "tickets", "declined", saga.OpDo, []int{8, 16, 32}},
-		"an Undo that is refused": {sequence(refused, failing("hotel", saga.Void(errDeclined))), "flight", "users: refused", saga.OpUndo, []int{8, 16, 32}},
+		"an Undo that is refused": {sequence(refused, failing("hotel", saga.Declined(errDeclined))), "flight", "users: refused", saga.OpUndo, []int{8, 16, 32}},
 		"the last attempt":        {sequence(spent), "", "", "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {

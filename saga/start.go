@@ -319,7 +319,7 @@ func refuseSignal(in *Instance, p *program, name string) string {
 	switch {
 	case p != nil && !p.hasAwait(name):
 		return fmt.Sprintf("no step of %s version %d awaits it", in.Saga, in.Version)
-	case in.Status == Stuck && in.Back:
+	case in.Status == Stuck && in.TurnedBack:
 		return "it is stuck on its way back"
 	case in.Status != Running && in.Status != Stuck:
 		return fmt.Sprintf("it is %s", in.Status)

@@ -216,9 +216,6 @@ func (r *Runner) metrics() []policy.Metric {
 	return append(all, policy.Metrics("saga", r.Stats())...)
 }
 
-// snakeCase returns a kind or outcome as logs and metrics have it.
-func snakeCase(text string) string { return strings.ReplaceAll(text, " ", "_") }
-
 func (r *Runner) health(ctx context.Context) policy.Health {
 	counts, _, err := r.Counts(ctx)
 	if err != nil {

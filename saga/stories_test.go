@@ -263,7 +263,7 @@ func (s *teller) end(i int, op store.Op, how []string) {
 		case "fails":
 		case "clean", "nothing":
 			a.Outcome = OutcomeFailed
-		case "void":
+		case "declined":
 			a.Outcome = OutcomeDeclined
 		case "final":
 			a.Final = true
@@ -324,7 +324,7 @@ func short(m *machine) (list []string) {
 	for i := range m.Steps {
 		u := &m.Steps[i]
 		s := string(u.Status)
-		if u.InDoubt {
+		if u.MaybeApplied {
 			s += "?"
 		}
 		if !u.NotBefore.IsZero() {

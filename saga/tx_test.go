@@ -265,7 +265,7 @@ func inTx(name string) saga.Step[trip] {
 func TestDoTxCommitsWithTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
-		sg := sequence(inTx("flight"), inTx("hotel"), failing("car", saga.Void(errDeclined)))
+		sg := sequence(inTx("flight"), inTx("hotel"), failing("car", saga.Declined(errDeclined)))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		s, err := result[trip](t.Context(), r, "trip-1")
@@ -294,7 +294,7 @@ func TestDoTxIsAppliedOnceWhateverCommitReturns(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, []string{"do flight"}, store.l.did())
 				require.Equal(t, []string{"do flight", "do hotel"}, s.Calls, "what was rolled back is not in the state")
-				require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
+				require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "completed"}, events(t, r, "trip-1"))
 			})
 		})
 	}
@@ -324,7 +324,7 @@ func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
 			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-			require.Equal(t, []string{"created", "done flight", "no effect hotel", "turned back hotel", "undone flight", "compensated"},
+			require.Equal(t, []string{"created", "step_done flight", "step_no_effect hotel", "turned_back hotel", "step_undone flight", "compensated"},
 				events(t, r, id))
 			stop()
 		}
@@ -519,7 +519,7 @@ func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 			flight.Attempts, flight.UndoAttempts = 1, 1
 			tx, late := &flight.DoTx, step("hotel")
 			if back {
-				tx, late = &flight.UndoTx, failing("hotel", saga.Void(errDeclined))
+				tx, late = &flight.UndoTx, failing("hotel", saga.Declined(errDeclined))
 			}
 			fn := *tx
 			*tx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
@@ -697,7 +697,7 @@ func TestApply(t *testing.T) {
 			for i, op := range strings.Fields(c.ops) {
 				var full error
 				if op == "full" {
-					op, full = "do", saga.Void(errors.New("full"))
+					op, full = "do", saga.Declined(errors.New("full"))
 				}
 				err := apply(t, db, "trip/2026/1/hotel/inn/"+op, full)
 				switch c.errs[i] {
@@ -705,10 +705,10 @@ func TestApply(t *testing.T) {
 					require.NoError(t, err)
 				case 'u':
 					require.ErrorContains(t, err, "its undo came first")
-					require.True(t, saga.Voided(err))
+					require.True(t, saga.IsDeclined(err))
 				case 'f':
 					require.EqualError(t, err, "full")
-					require.True(t, saga.Voided(err))
+					require.True(t, saga.IsDeclined(err))
 				}
 			}
 			require.Equal(t, append([]string{}, c.want...), l.did())
@@ -716,7 +716,7 @@ func TestApply(t *testing.T) {
 	}
 	t.Run("what fails may come again", func(t *testing.T) {
 		l, db := newLedger(t)
-		for _, fail := range []error{errDeclined, saga.Abort(errDeclined), nil} {
+		for _, fail := range []error{errDeclined, saga.Permanent(errDeclined), nil} {
 			require.Equal(t, fail, apply(t, db, "1/hotel/do", fail))
 		}
 		require.Equal(t, []string{"do"}, l.did())
@@ -724,9 +724,9 @@ func TestApply(t *testing.T) {
 	t.Run("a refusal that is not recorded is none", func(t *testing.T) {
 		l, db := newLedger(t)
 		l.refuse = 1
-		err := apply(t, db, "1/hotel/do", saga.Void(errDeclined))
+		err := apply(t, db, "1/hotel/do", saga.Declined(errDeclined))
 		require.ErrorContains(t, err, "commit refused")
-		require.False(t, saga.Voided(err))
+		require.False(t, saga.IsDeclined(err))
 		require.NoError(t, apply(t, db, "1/hotel/do", nil))
 		require.Equal(t, []string{"do"}, l.did())
 	})
@@ -766,7 +766,7 @@ func TestRefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})
 	require.NoError(t, saga.Apply(ctx, db, func(*sql.Tx) error {
 		require.NoError(t, apply(t, db, "1/hotel/do", nil))
-		return saga.Void(errDeclined)
+		return saga.Declined(errDeclined)
 	}))
 	require.Equal(t, []string{"do"}, l.did())
 }
@@ -779,13 +779,13 @@ func TestRefusalThatIsRecordedAgainGivesWay(t *testing.T) {
 		l.commit, l.rows["1 hotel do"] = nil, "do"
 		return &standby.Error{Code: "26000"}
 	}
-	require.NoError(t, apply(t, db, "1/hotel/do", saga.Void(errDeclined)))
+	require.NoError(t, apply(t, db, "1/hotel/do", saga.Declined(errDeclined)))
 }
 
 // TestRefusalOfAnAttemptThatIsRepeatedIsForgotten: it was of a statement that the driver had kept too long.
 func TestRefusalOfAnAttemptThatIsRepeatedIsForgotten(t *testing.T) {
 	_, db := newLedger(t)
-	errs := []error{saga.Void(&standby.Error{Code: "26000"}), errDeclined}
+	errs := []error{saga.Declined(&standby.Error{Code: "26000"}), errDeclined}
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})
 	require.Equal(t, errDeclined, saga.Apply(ctx, db, func(*sql.Tx) (err error) {
 		err, errs = errs[0], errs[1:]

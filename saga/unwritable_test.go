@@ -70,8 +70,8 @@ func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, in.Owner)
 		require.Equal(t, saga.StepStarted, in.Steps[1].Status)
-		require.True(t, in.Steps[1].InDoubt)
-		require.Equal(t, []string{"created", "done flight", "stuck"}, events(t, r, "trip-1"))
+		require.True(t, in.Steps[1].MaybeApplied)
+		require.Equal(t, []string{"created", "step_done flight", "stuck"}, events(t, r, "trip-1"))
 
 		t.Log("it can be taken up again, and turned back")
 		store.words = ""
@@ -102,7 +102,7 @@ func TestCommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 func TestCommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
-		sg := sequence(step("flight"), failing("hotel", saga.Void(errDeclined)))
+		sg := sequence(step("flight"), failing("hotel", saga.Declined(errDeclined)))
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
@@ -234,7 +234,7 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 		synctest.Wait()
-		require.Equal(t, []string{"created", "done flight", "abandoned"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "abandoned"}, events(t, r, "trip-1"))
 		require.Zero(t, r.Stats().Held)
 	})
 }

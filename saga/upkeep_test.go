@@ -32,7 +32,7 @@ func TestUpkeepThatFailsIsToldOf(t *testing.T) {
 		told := map[string]int{}
 		sg := sequence(step("flight"))
 		r, stop := begin(t, neglected{saga.NewMemory()}, saga.RunnerConfig{
-			Poll: time.Second, LeaseTTL: 10 * time.Second, Keep: saga.Keep{Completed: time.Minute},
+			Poll: time.Second, LeaseTTL: 10 * time.Second, Retention: saga.Retention{Completed: time.Minute},
 			OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -82,7 +82,7 @@ func TestCallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, stop := begin(t, tardy{saga.NewMemory(), call}, saga.RunnerConfig{
-					Poll: time.Second, Keep: saga.Keep{Completed: time.Minute}, OnEvent: silent}, sequence(step("flight")))
+					Poll: time.Second, Retention: saga.Retention{Completed: time.Minute}, OnEvent: silent}, sequence(step("flight")))
 				time.Sleep(2 * time.Second)
 				begun := time.Now()
 				stop()
@@ -164,7 +164,7 @@ func TestSweepGoesOnSoonWhileThereIsMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &brimming{Store: saga.NewMemory(), left: []int{1e6, 1e6, 1e6, 1, 1}}
 		_, stop := begin(t, b, saga.RunnerConfig{Poll: time.Second, LeaseTTL: 10 * time.Second,
-			Keep: saga.Keep{Completed: time.Minute, Compensated: time.Minute}}, sequence(step("flight")))
+			Retention: saga.Retention{Completed: time.Minute, Compensated: time.Minute}}, sequence(step("flight")))
 		time.Sleep(5 * time.Minute)
 		stop()
 		require.Len(t, b.at, 5)

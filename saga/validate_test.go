@@ -30,7 +30,7 @@ func TestValidateNamesTheField(t *testing.T) {
 	pivoted.Steps[0].Pivot = true
 	child := saga.ChildOf(leaf, beginOne, nil)
 	is := func(child *saga.Child[trip]) func(*saga.Step[trip]) {
-		return func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo = child, nil, nil }
+		return func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo = child, nil, nil }
 	}
 	for _, c := range []struct {
 		want  string
@@ -49,7 +49,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
 		{`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Saga = nil, nil, doTx, new(saga.Child[trip]) })},
+		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Child = nil, nil, doTx, new(saga.Child[trip]) })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
@@ -60,11 +60,11 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Delay = nil, 1 })},
 		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.UndoTx, s.Delay = nil, nil, doTx, 1 })},
 		{`ReadOnly is true: must be false, or Undo`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.ReadOnly = nil, doTx, true })},
-		{`Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.Saga = child })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do = child, nil })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
+		{`Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.Child = child })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do = child, nil })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf(nil, beginOne, nil)))},
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
@@ -131,7 +131,7 @@ func TestValidateAdmits(t *testing.T) {
 	reads, gate := step("a3"), saga.Step[trip]{Name: strings.Repeat("a", 100), Delay: 1}
 	reads.Undo, reads.ReadOnly, gate.Parallel = nil, true, true
 	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
-	parcel := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
+	parcel := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.NoError(t, sequence(b, parcel).Validate(), "a child with a pivot, behind one")
 	require.EqualError(t, sequence(parcel).Validate(), `saga.Step "parcel".Saga is one with a pivot: must be one without before the pivot, and there is none`)
 	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel, c), &trip{}), "it needs a Runner")
@@ -151,9 +151,9 @@ func TestRunnerConfigNamesTheField(t *testing.T) {
 		"saga.RunnerConfig.Poll is -1s":                                           {Poll: -time.Second},
 		"saga.RunnerConfig.Concurrency is -1":                                     {Concurrency: -1},
 		"saga.RunnerConfig.Concurrency is 10001: must be 0 (for 64) to 10000":     {Concurrency: 10001},
-		"saga.RunnerConfig.Keep.Completed is -1s":                                 {Keep: saga.Keep{Completed: -time.Second}},
-		"saga.RunnerConfig.Keep.Compensated is -1s":                               {Keep: saga.Keep{Compensated: -time.Second}},
-		"saga.RunnerConfig.Keep.Abandoned is -1s":                                 {Keep: saga.Keep{Abandoned: -time.Second}},
+		"saga.RunnerConfig.Keep.Completed is -1s":                                 {Retention: saga.Retention{Completed: -time.Second}},
+		"saga.RunnerConfig.Keep.Compensated is -1s":                               {Retention: saga.Retention{Compensated: -time.Second}},
+		"saga.RunnerConfig.Keep.Abandoned is -1s":                                 {Retention: saga.Retention{Abandoned: -time.Second}},
 	} {
 		err := cfg.Validate()
 		require.ErrorContains(t, err, want)
@@ -228,7 +228,7 @@ func counting(name string, refuses bool) saga.Step[counts] {
 		Name: name,
 		Do: func(_ context.Context, c *counts) error {
 			if refuses {
-				return saga.Void(errDeclined)
+				return saga.Declined(errDeclined)
 			}
 			c.add(name, 1)
 			return nil

@@ -39,7 +39,7 @@ func (p parts) Unwrap() []error { return p }
 // TestVoidSettlesEveryAttempt: what is in doubt after a lost reply takes no effect any
 // more, so a step need not be undone, and a pivot without Undo turns back.
 func TestVoidSettlesEveryAttempt(t *testing.T) {
-	void := saga.Void(errDeclined)
+	void := saga.Declined(errDeclined)
 	for _, c := range []struct {
 		name    string
 		err     error
@@ -47,16 +47,16 @@ func TestVoidSettlesEveryAttempt(t *testing.T) {
 	}{
 		{"void", void, true},
 		{"wrapped", fmt.Errorf("bank: %w", void), true},
-		{"in an Abort", saga.Abort(void), true},
+		{"in a Permanent", saga.Permanent(void), true},
 		{"twice", errors.Join(void, fmt.Errorf("b: %w", void)), true},
-		{"in doubt, whatever is inside", saga.InDoubt(void), false},
+		{"in doubt, whatever is inside", saga.MaybeApplied(void), false},
 		{"beside a timeout", errors.Join(void, context.DeadlineExceeded), false},
 		{"beside a refusal", errors.Join(void, refusal{}), false},
-		{"of no parts", saga.Abort(parts(nil)), false},
+		{"of no parts", saga.Permanent(parts(nil)), false},
 		{"of a child", &saga.Error{Status: saga.Compensated, Err: void}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.settled, saga.Voided(c.err))
+			require.Equal(t, c.settled, saga.IsDeclined(c.err))
 			charge := then("charge", errLost, c.err)
 			calls := []string{"do flight", "do charge", "do charge", "undo charge", "undo flight"}
 			if c.settled {
@@ -77,7 +77,7 @@ func TestVoidSettlesEveryAttempt(t *testing.T) {
 			})
 		})
 	}
-	require.NoError(t, saga.Void(nil))
-	require.False(t, saga.Voided(nil))
-	require.False(t, saga.Voided(saga.Void(refusal{})), "it is tried again")
+	require.NoError(t, saga.Declined(nil))
+	require.False(t, saga.IsDeclined(nil))
+	require.False(t, saga.IsDeclined(saga.Declined(refusal{})), "it is tried again")
 }

@@ -15,13 +15,13 @@ import (
 // TestUndoThatFailedDoesNotWaitForChildren that an operator must mend first.
 func TestUndoThatFailedDoesNotWaitForChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
-		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Void(errDeclined))
+		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
+		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Declined(errDeclined))
 		parcels.Parallel = true
 		broken := true
 		flight.Undo = func(context.Context, *trip) error {
 			if broken {
-				return saga.Abort(errDeclined)
+				return saga.Permanent(errDeclined)
 			}
 			return nil
 		}
@@ -85,7 +85,7 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 1
-		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf((&warehouse{}).parcel(),
+		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildOf((&warehouse{}).parcel(),
 			func(*trip) (parcel, error) { return parcel{}, nil },
 			func(*trip, parcel) error {
 				if fails--; fails >= 0 {
@@ -136,7 +136,7 @@ func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
 		"an Undo": func(once func() error) []saga.Step[trip] {
 			return []saga.Step[trip]{
 				{Name: "flight", Do: func(context.Context, *trip) error { return nil }, Undo: func(context.Context, *trip) error { return once() }},
-				{Name: "hotel", ReadOnly: true, Do: func(context.Context, *trip) error { return saga.Abort(errDeclined) }},
+				{Name: "hotel", ReadOnly: true, Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }},
 			}
 		},
 	} {

@@ -16,7 +16,7 @@ type bank struct{ db *sql.DB }
 
 func (b *bank) pay(ctx context.Context, p *Payout) error {
 	if strings.HasPrefix(p.ID, "payout-0") { // one in 16
-		return saga.Void(errors.New("account closed"))
+		return saga.Declined(errors.New("account closed"))
 	}
 	return b.apply(ctx, `INSERT INTO payment VALUES ($1, $2, $3)`, p.ID, p.Division, p.Cents)
 }

@@ -49,7 +49,7 @@ func (w world) book(ctx context.Context, what string, cents int) error {
 func (w world) charge(ctx context.Context, t *Trip) error {
 	var declined error
 	if t.Price > t.Card {
-		declined = saga.Void(errors.New("card declined"))
+		declined = saga.Declined(errors.New("card declined"))
 	}
 	return w.apply(ctx, "charge", -t.Price, declined)
 }

@@ -227,7 +227,7 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 		}
 		req := store.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, State: data, Progress: steps}
 		for i := range 5 {
-			req.Log = []store.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}}
+			req.Log = []store.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventStepDone, Attempt: 1}}
 			if i == 4 {
 				req.Status, req.Release = saga.Completed, true
 				req.Log = append(req.Log, store.Entry{Kind: saga.EventCompleted})

@@ -91,7 +91,7 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.Void(errDeclined))}
+			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.Declined(errDeclined))}
 		}, nil},
 		{"in doubt", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.losing("b")}
@@ -100,7 +100,7 @@ func scenarios(st store.Store) []scenario {
 			return p.diamond(p.step("d"))
 		}, []string{"a", "b", "c", "d"}},
 		{"diamond declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return p.diamond(p.failing("d", saga.Void(errDeclined)))
+			return p.diamond(p.failing("d", saga.Declined(errDeclined)))
 		}, nil},
 		{"pivot", store.Completed, func(p *side) []saga.Step[notes] {
 			b, c := p.step("b"), p.twice("c")
@@ -116,12 +116,12 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"undo refused by a policy", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.Void(errDeclined))}
+			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.Declined(errDeclined))}
 		}, nil},
 		{"stuck", store.Stuck, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
-			b.Undo = func(context.Context, *notes) error { return saga.Abort(errDeclined) }
-			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Abort(errDeclined))}
+			b.Undo = func(context.Context, *notes) error { return saga.Permanent(errDeclined) }
+			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Permanent(errDeclined))}
 		}, []string{"a", "b"}},
 		{"signaled", store.Completed, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
@@ -147,17 +147,17 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.step("y")), p.step("z")}
 		}, []string{"a", "x", "y", "z"}},
 		{"children turned back", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.Void(errDeclined))}
+			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.Declined(errDeclined))}
 		}, nil},
 		{"children declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.Void(errDeclined)))}
+			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.Declined(errDeclined)))}
 		}, nil},
 	}
 	if _, ok := st.(store.TxStore); ok {
 		list = append(list, scenario{"transactions", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
 		}, []string{"a", "c"}}, scenario{"transactions declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.Void(errDeclined))}
+			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.Declined(errDeclined))}
 		}, nil})
 	}
 	return list
@@ -353,7 +353,7 @@ func (s *side) step(name string) saga.Step[notes] {
 				s.tr.errorf("Do of step %s begins after the saga has turned back", name)
 			}
 			if s.tr.undone[name] {
-				return saga.Void(errors.New("undone"))
+				return saga.Declined(errors.New("undone"))
 			}
 			s.tr.effect[name] = true
 			if n.By == nil {
@@ -404,7 +404,7 @@ func (s *side) signaling(name, signal string) saga.Step[notes] {
 // child returns a step that is a saga with these steps, and passes its state to and fro.
 func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 	child := &saga.Saga[notes]{Name: s.tr.id + " child", Steps: steps}
-	return saga.Step[notes]{Name: "child", Saga: saga.ChildOf(child,
+	return saga.Step[notes]{Name: "child", Child: saga.ChildOf(child,
 		func(n *notes) (notes, error) { return notes{maps.Clone(n.By)}, nil },
 		func(n *notes, c notes) error {
 			maps.Copy(n.By, c.By)

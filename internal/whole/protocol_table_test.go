@@ -104,8 +104,8 @@ var ends = []end{
 		return resilience.Answer(errDeclined)
 	}},
 	{name: "cacheaside.ErrNotFound from a Get", says: says{kind: answered, cache: "not found"}, err: notFound},
-	{name: "saga.Void", says: says{kind: answered, retry: no, final: true, clean: true}, err: func(*testing.T) error { return saga.Void(errDeclined) }},
-	{name: "saga.Abort", says: says{kind: answered, retry: no, final: true}, err: func(*testing.T) error { return saga.Abort(errDeclined) }},
+	{name: "saga.Declined", says: says{kind: answered, retry: no, final: true, clean: true}, err: func(*testing.T) error { return saga.Declined(errDeclined) }},
+	{name: "saga.Permanent", says: says{kind: answered, retry: no, final: true}, err: func(*testing.T) error { return saga.Permanent(errDeclined) }},
 	{name: "a compensated saga", says: says{kind: answered, retry: no, final: true}, err: compensated},
 
 	{name: "breaker open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: openBreaker},
@@ -174,7 +174,7 @@ func notFound(t *testing.T) error {
 func compensated(t *testing.T) error {
 	sg := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{{
 		Name: "charge",
-		Do:   func(context.Context, *int) error { return saga.Void(errDeclined) },
+		Do:   func(context.Context, *int) error { return saga.Declined(errDeclined) },
 		Undo: func(context.Context, *int) error { return nil },
 	}}}
 	return saga.Run(t.Context(), sg, new(int))

@@ -19,7 +19,7 @@ const idempotencyKey = "idempotency-key"
 // The ErrorInfo of a command that was refused for good.
 const (
 	infoDomain = "github.com/go-resilience/resilience/saga"
-	infoVoid   = "COMMAND_VOID"
+	infoDeclined = "COMMAND_DECLINED"
 )
 
 // Send calls send, which makes an RPC, as the command of the saga's step whose ctx
@@ -51,12 +51,12 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 // Result returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
 // given:
 //
-//   - A status with an ErrorInfo of the reason COMMAND_VOID and the domain
-//     github.com/go-resilience/resilience/saga is a [saga.Void]: the server declined every
+//   - A status with an ErrorInfo of the reason COMMAND_DECLINED and the domain
+//     github.com/go-resilience/resilience/saga is a [saga.Declined]: the server declined every
 //     attempt of this command, and has recorded that.
 //   - NotFound is nil in an Undo: there is nothing to undo.
 //   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition,
-//     OutOfRange, Unimplemented, AlreadyExists and DataLoss are a [saga.Abort]: the step may
+//     OutOfRange, Unimplemented, AlreadyExists and DataLoss are a [saga.Permanent]: the step may
 //     have taken effect.
 //   - Any other error is returned as it is. A refusal of a policy remains one: the attempt
 //     was not made. After any other error the step is in doubt and is tried again.
@@ -68,8 +68,8 @@ func Result(ctx context.Context, err error) error {
 		return err
 	}
 	for _, detail := range status.Convert(err).Details() {
-		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.Reason == infoVoid && info.Domain == infoDomain {
-			return saga.Void(err)
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.Reason == infoDeclined && info.Domain == infoDomain {
+			return saga.Declined(err)
 		}
 	}
 	switch status.Code(err) {
@@ -78,10 +78,10 @@ func Result(ctx context.Context, err error) error {
 		if do := cmd.DoID(); do != "" && do != cmd.ID {
 			return nil
 		}
-		return saga.Abort(err)
+		return saga.Permanent(err)
 	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.FailedPrecondition,
 		codes.OutOfRange, codes.Unimplemented, codes.AlreadyExists, codes.DataLoss:
-		return saga.Abort(err)
+		return saga.Permanent(err)
 	}
 	return err
 }
@@ -100,22 +100,22 @@ func Context(ctx context.Context) (context.Context, error) {
 }
 
 // Error returns the result of [saga.Apply] as a handler answers it, so that
-// [Result] reads it. An answer ([saga.Abort], resilience.Answer) has the
-// code FailedPrecondition, unless it has a code of its own. A [saga.Void], also that of a
+// [Result] reads it. An answer ([saga.Permanent], resilience.Answer) has the
+// code FailedPrecondition, unless it has a code of its own. A [saga.Declined], also that of a
 // Do that comes after its Undo, has the ErrorInfo of one, too. Any other error, such as an
 // answer with Retryable() true, is returned as it is.
 func Error(err error) error {
 	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err
 	}
-	st, is := status.Convert(err), saga.Voided(err)
+	st, is := status.Convert(err), saga.IsDeclined(err)
 	if st.Code() == codes.Unknown {
 		st = status.New(codes.FailedPrecondition, err.Error())
 	} else if !is {
 		return err
 	}
 	if is {
-		if with, err := st.WithDetails(&errdetails.ErrorInfo{Reason: infoVoid, Domain: infoDomain}); err == nil {
+		if with, err := st.WithDetails(&errdetails.ErrorInfo{Reason: infoDeclined, Domain: infoDomain}); err == nil {
 			st = with
 		}
 	}

@@ -82,13 +82,13 @@ func TestErrorHasACode(t *testing.T) {
 		want codes.Code
 	}{
 		{nil, codes.OK},
-		{saga.Abort(errors.New("full")), codes.FailedPrecondition},
-		{saga.Void(errors.New("full")), codes.FailedPrecondition},
-		{saga.Void(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
-		{saga.Abort(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
+		{saga.Permanent(errors.New("full")), codes.FailedPrecondition},
+		{saga.Declined(errors.New("full")), codes.FailedPrecondition},
+		{saga.Declined(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
+		{saga.Permanent(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{errors.New("connection lost"), codes.Unknown},
 		{lost{}, codes.Unknown},
-		{saga.Abort(lost{}), codes.FailedPrecondition},
+		{saga.Permanent(lost{}), codes.FailedPrecondition},
 	} {
 		require.Equal(t, c.want, status.Code(sagagrpc.Error(c.err)))
 	}
@@ -96,20 +96,20 @@ func TestErrorHasACode(t *testing.T) {
 
 // TestAVoidCrossesTheNetwork, and nothing else is taken for one.
 func TestAVoidCrossesTheNetwork(t *testing.T) {
-	other, err := status.New(codes.FailedPrecondition, "full").WithDetails(&errdetails.ErrorInfo{Reason: "COMMAND_VOID", Domain: "hotels.example"})
+	other, err := status.New(codes.FailedPrecondition, "full").WithDetails(&errdetails.ErrorInfo{Reason: "COMMAND_DECLINED", Domain: "hotels.example"})
 	require.NoError(t, err)
 	for _, c := range []struct {
 		err  error
 		want bool
 	}{
-		{saga.Void(errors.New("full")), true},
-		{fmt.Errorf("hotels: %w", saga.Void(status.Error(codes.NotFound, "no such hotel"))), true},
-		{saga.Abort(errors.New("full")), false},
-		{errors.Join(saga.Void(errors.New("full")), context.DeadlineExceeded), false},
+		{saga.Declined(errors.New("full")), true},
+		{fmt.Errorf("hotels: %w", saga.Declined(status.Error(codes.NotFound, "no such hotel"))), true},
+		{saga.Permanent(errors.New("full")), false},
+		{errors.Join(saga.Declined(errors.New("full")), context.DeadlineExceeded), false},
 		{other.Err(), false},
 	} {
 		sent := status.Convert(sagagrpc.Error(c.err)).Proto()
-		require.Equal(t, c.want, saga.Voided(sagagrpc.Result(t.Context(), status.FromProto(sent).Err())), "%v", c.err)
+		require.Equal(t, c.want, saga.IsDeclined(sagagrpc.Result(t.Context(), status.FromProto(sent).Err())), "%v", c.err)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 				if calls++; calls == 1 {
 					return status.Error(codes.Unavailable, "connection lost")
 				}
-				sent := status.Convert(sagagrpc.Error(saga.Void(errors.New("declined")))).Proto()
+				sent := status.Convert(sagagrpc.Error(saga.Declined(errors.New("declined")))).Proto()
 				return status.FromProto(sent).Err()
 			})
 		},

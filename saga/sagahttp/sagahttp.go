@@ -33,7 +33,7 @@ import (
 // no space at the start of a field, so the id of the saga must have none.
 //
 // A refusal of a policy in client is an attempt that was not made, unless it refused a redirect: then
-// the request was sent, and the error is a [saga.InDoubt].
+// the request was sent, and the error is a [saga.MaybeApplied].
 //
 // read is called for a status of 2xx, and its error is returned as it is. Nil means that the
 // body is not read. Send closes the body.
@@ -51,7 +51,7 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 	}
 	resp, err := client.Do(req)
 	if sent.Load() > 0 && behavior.IsRefused(err) {
-		return saga.InDoubt(err) // what was refused is a redirect
+		return saga.MaybeApplied(err) // what was refused is a redirect
 	}
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 const (
 	idempotencyKey = "Idempotency-Key"
 	sagaCommand    = "Saga-Command"
-	voided         = "void"
+	declined       = "declined"
 )
 
 // Result returns the result of a request as the error of a saga's Do or Undo:
@@ -77,15 +77,15 @@ const (
 //   - Status 408, 409, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
 //     tried again, after the Retry-After of the response. By 409 a server says that another
 //     request with the same Idempotency-Key is under way.
-//   - Any other status is a [saga.Abort]: the step may have taken effect. With the field
-//     "Saga-Command: void", 4xx, 501 and 505 are a [saga.Void]: the server declined every
+//   - Any other status is a [saga.Permanent]: the step may have taken effect. With the field
+//     "Saga-Command: declined", 4xx, 501 and 505 are a [saga.Declined]: the server declined every
 //     attempt of this command, and has recorded that.
 //   - err is returned as it is. A refusal of a policy remains one, an answer aborts (see
-//     [saga.Abort]), and any other error leaves the step in doubt.
+//     [saga.Permanent]), and any other error leaves the step in doubt.
 //
 // The error of a status is a [*resiliencehttp.StatusError]. If the server uses a status in another
 // way, look at it before Result: the 402 of a bank that repeats its answer to an Idempotency-Key is
-// a Void.
+// a Declined error.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -107,17 +107,17 @@ func Result(resp *http.Response, err error) error {
 	case undo && (code == http.StatusNotFound || code == http.StatusGone):
 		return nil
 	case code == http.StatusConflict:
-		return saga.InDoubt(e)
+		return saga.MaybeApplied(e)
 	case code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
 		return e
 	case code == http.StatusNotImplemented, code == http.StatusHTTPVersionNotSupported, code >= 400 && code < 500:
-		if resp.Header.Get(sagaCommand) == voided {
-			return saga.Void(e)
+		if resp.Header.Get(sagaCommand) == declined {
+			return saga.Declined(e)
 		}
 	case code >= 500:
 		return e
 	}
-	return saga.Abort(e)
+	return saga.Permanent(e)
 }
 
 // A Handler is the participant's side of [Send]: it applies the command of
@@ -138,10 +138,10 @@ type Handler struct {
 // Otherwise it answers as [Result] reads it:
 //
 //   - 400 if there is no such field or it has no id of a command;
-//   - 410 and "Saga-Command: void" if the Do comes after its Undo;
+//   - 410 and "Saga-Command: declined" if the Do comes after its Undo;
 //   - 422, with the text of the error, if Apply returns an error that is an answer
-//     ([saga.Abort], resilience.Answer), and "Saga-Command: void" with it
-//     if the error is a [saga.Void], now or when the command came before;
+//     ([saga.Permanent], resilience.Answer), and "Saga-Command: declined" with it
+//     if the error is a [saga.Declined], now or when the command came before;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the
 //     transaction fails.
@@ -155,8 +155,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(saga.WithCommand(r.Context(), cmd))
 	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes its files
 	err := saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
-	if saga.Voided(err) {
-		w.Header().Set(sagaCommand, voided)
+	if saga.IsDeclined(err) {
+		w.Header().Set(sagaCommand, declined)
 	}
 	switch end := behavior.Read(err); {
 	case err == nil && h.Reply != nil:

@@ -91,9 +91,9 @@ func TestVoidIsADeclineThatSaysSo(t *testing.T) {
 		400: true, 402: true, 404: true, 410: true, 422: true, 501: true,
 		304: false, 408: false, 409: false, 425: false, 429: false, 500: false, 503: false,
 	} {
-		for field, says := range map[string]bool{"void": true, "": false, "done": false} {
+		for field, says := range map[string]bool{"declined": true, "": false, "done": false} {
 			resp := &http.Response{StatusCode: status, Header: http.Header{"Saga-Command": {field}}}
-			require.Equal(t, want && says, saga.Voided(sagahttp.Result(resp, nil)), "%d %q", status, field)
+			require.Equal(t, want && says, saga.IsDeclined(sagahttp.Result(resp, nil)), "%d %q", status, field)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func TestAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
 	for err, want := range map[error]int{
 		resilience.Answer(errors.New("full")): http.StatusUnprocessableEntity,
 		lost{}:                                http.StatusInternalServerError,
-		saga.Void(lost{}):                     http.StatusUnprocessableEntity,
+		saga.Declined(lost{}):                 http.StatusUnprocessableEntity,
 	} {
 		db := sql.OpenDB(connector{err})
 		r := httptest.NewRequest(http.MethodPost, "/", nil)

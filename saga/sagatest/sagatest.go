@@ -73,9 +73,9 @@ type trouble struct {
 var (
 	fine     = trouble{does: true}
 	troubles = []trouble{
-		{scenario: "%s takes no effect", err: saga.Void(errTrouble)},
-		{scenario: "the reply of %s is lost", does: true, err: saga.Abort(errTrouble)},
-		{scenario: "%s is undone and was never done", err: saga.Abort(errTrouble), late: true},
+		{scenario: "%s takes no effect", err: saga.Declined(errTrouble)},
+		{scenario: "the reply of %s is lost", does: true, err: saga.Permanent(errTrouble)},
+		{scenario: "%s is undone and was never done", err: saga.Permanent(errTrouble), late: true},
 		{scenario: "%s is refused by a policy at first", does: true, refused: true},
 	}
 )
@@ -146,7 +146,7 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 			for _, which := range []string{"", " again"} {
 				if err := fn(ctx, s); err != nil {
 					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
-					return saga.InDoubt(saga.Abort(err)) // whatever err says, to end the run
+					return saga.MaybeApplied(saga.Permanent(err)) // whatever err says, to end the run
 				}
 			}
 			return nil

@@ -245,7 +245,7 @@ func TestCheckLeavesOutWhatWaits(t *testing.T) {
 	sg := h.saga()
 	sg.Steps[0].Delay, sg.Steps[0].Await = time.Hour, "paid"
 	sg.Steps = append(sg.Steps, saga.Step[state]{Name: "approval", Await: "approved"},
-		saga.Step[state]{Name: "below", Saga: saga.ChildOf(child, func(*state) (state, error) { return state{}, nil }, nil)})
+		saga.Step[state]{Name: "below", Child: saga.ChildOf(child, func(*state) (state, error) { return state{}, nil }, nil)})
 	sagatest.Check(t, sg, func() *state { return &state{} }, func(t testing.TB, c sagatest.Case[state]) {
 		require.NotContains(t, c.InEffect, "approval")
 		require.NotContains(t, c.InEffect, "below")

@@ -181,7 +181,7 @@ func commit(rec store.Record) store.CommitRequest {
 	return store.CommitRequest{
 		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: store.Running,
 		State: []byte(`{"a":2}`), Progress: []byte(`{"steps":[1]}`),
-		Log: []store.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}},
+		Log: []store.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventStepDone, Attempt: 1}},
 	}
 }
 
@@ -219,7 +219,7 @@ func startKeeps(s *suite) {
 	req.CompleteIn = long
 	req.Log = []store.Entry{
 		{Kind: saga.EventCreated},
-		{Step: "flight", Op: saga.OpDo, Kind: "skipped", Attempt: 3, Error: "why"},
+		{Step: "flight", Op: saga.OpDo, Kind: saga.EventStepSkipped, Attempt: 3, Error: "why"},
 	}
 	rec := s.start(req)
 	s.Equal("acme", rec.Tenant)
@@ -252,7 +252,7 @@ func startKeeps(s *suite) {
 	}
 	s.Equal([]store.Entry{
 		{Seq: 1, Kind: saga.EventCreated},
-		{Seq: 2, Step: "flight", Op: saga.OpDo, Kind: "skipped", Attempt: 3, Error: "why"},
+		{Seq: 2, Step: "flight", Op: saga.OpDo, Kind: saga.EventStepSkipped, Attempt: 3, Error: "why"},
 	}, log)
 	s.True(s.start(request("b")).CompleteBy.IsZero(), "no deadline")
 }
@@ -504,7 +504,7 @@ func commitWrites(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := commit(rec)
 	req.Status, req.Failures, req.Takeovers, req.LastError = store.Compensating, 3, 2, "card declined"
-	undo := store.Entry{Step: "hotel", Op: saga.OpUndo, Kind: "undo failed", Attempt: 4, Error: "no"}
+	undo := store.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventStepUndoFailed, Attempt: 4, Error: "no"}
 	req.Log = append(req.Log, undo)
 	receipt, err := s.store.Commit(s.ctx, req)
 	s.NoError(err)
@@ -615,7 +615,7 @@ func commitMany(s *suite) {
 		req.LastError = "error of \\ '{" + word + ",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
-			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: "undone", Attempt: k, Error: word})
+			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventStepUndone, Attempt: k, Error: word})
 		}
 		if n == commits-1 && rec.ID[1]%2 == 1 {
 			req.Release, req.WakeIn = true, 2*long

@@ -246,7 +246,7 @@ func TestFindSagaAmong100000(t *testing.T) {
 		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(ctx context.Context, o *order) error { return errDown }},
 		{Name: "charge", Undo: fine, Do: func(_ context.Context, o *order) error {
 			if o.Item == "stuck" {
-				return saga.Void(errors.New("card declined"))
+				return saga.Declined(errors.New("card declined"))
 			}
 			return nil
 		}},

@@ -119,7 +119,7 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 	charge.Pivot, charge.Undo = true, nil
 	charge.Do = slow(func(id string) error {
 		if id == "trip-1042" || id == "trip-1007" {
-			return saga.Void(errors.New("bank: card declined"))
+			return saga.Declined(errors.New("bank: card declined"))
 		}
 		return nil
 	})

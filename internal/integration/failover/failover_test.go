@@ -148,7 +148,7 @@ func (w *world) sagas() (ended, started *atomic.Int64) {
 		Poll: 100 * time.Millisecond, LeaseTTL: 3 * time.Second,
 		OnEvent: func(_ context.Context, e saga.Event) {
 			id, _ := strconv.ParseInt(e.ID, 10, 64)
-			if moved := w.moved.Load(); e.Kind == saga.EventDone && moved > 0 && id > moved && e.Attempt > 2 {
+			if moved := w.moved.Load(); e.Kind == saga.EventStepDone && moved > 0 && id > moved && e.Attempt > 2 {
 				w.t.Errorf("DoTx: %d attempts after the roles have changed", e.Attempt)
 			}
 			if e.Kind == saga.EventCompleted {

@@ -436,7 +436,7 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 			ended = true
 		case saga.EventStuck:
 			report(in.ID, "stuck: %s", e.Error)
-		case saga.EventDone, "undone":
+		case saga.EventStepDone, "undone":
 			if seen[e.Step+string(e.Kind)] {
 				report(in.ID, "log: %s %s twice", e.Step, e.Kind)
 			}

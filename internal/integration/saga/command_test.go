@@ -97,11 +97,11 @@ func TestParticipantOverHTTP(t *testing.T) {
 		require.NoError(t, send(as("trip/car/car/undo"), http.MethodDelete), "there is nothing to undo")
 		undone := send(as("trip/car/car/do"), http.MethodPost)
 		require.Equal(t, http.StatusGone, status(undone))
-		require.True(t, saga.Voided(undone))
+		require.True(t, saga.IsDeclined(undone))
 		require.Equal(t, int32(2), applied.Load())
 
 		for want, err := range map[int]error{
-			422: saga.Abort(errors.New("full")), 500: errors.New("oops"), 503: refused{},
+			422: saga.Permanent(errors.New("full")), 500: errors.New("oops"), 503: refused{},
 		} {
 			full = err
 			require.Equal(t, want, status(send(as("trip/inn/inn/do"), http.MethodPost)))
@@ -134,7 +134,7 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 						return err
 					}
 					if cents < 0 {
-						return saga.Void(errors.New("declined: \x00 and \xff"))
+						return saga.Declined(errors.New("declined: \x00 and \xff"))
 					}
 					return nil
 				}}
@@ -175,7 +175,7 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 				require.NoError(t, err)
 				w := answer(lost[0])
 				require.Equal(t, http.StatusUnprocessableEntity, w.Code)
-				require.Equal(t, "void", w.Header().Get("Saga-Command"))
+				require.Equal(t, "declined", w.Header().Get("Saga-Command"))
 				require.Equal(t, "declined: \uFFFD and \uFFFD\n", w.Body.String())
 				var cents int
 				require.NoError(t, db.QueryRow(`SELECT cents FROM card`).Scan(&cents))
@@ -205,14 +205,14 @@ func TestParticipantAppliesNothingAfterARefusal(t *testing.T) {
 							return err
 						}
 						if declined {
-							return saga.Void(errors.New("declined"))
+							return saga.Declined(errors.New("declined"))
 						}
 						return nil
 					})
 					switch {
 					case err == nil:
 						done.Add(1)
-					case saga.Voided(err):
+					case saga.IsDeclined(err):
 						void.Add(1)
 					}
 				})

@@ -368,7 +368,7 @@ func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	child := &saga.Saga[nothing]{Name: "parcel", Steps: []saga.Step[nothing]{{Name: "packed", Await: "packed"}}}
 	begin := func(*nothing) (nothing, error) { return nothing{}, nil }
 	waits := &saga.Saga[nothing]{Name: "waits", Steps: []saga.Step[nothing]{{Name: "paid", Await: "paid"}}}
-	parent := &saga.Saga[nothing]{Name: "order", Steps: []saga.Step[nothing]{{Name: "parcel", Saga: saga.ChildOf(child, begin, nil)}}}
+	parent := &saga.Saga[nothing]{Name: "order", Steps: []saga.Step[nothing]{{Name: "parcel", Child: saga.ChildOf(child, begin, nil)}}}
 	r := saga.NewRunner(store(), saga.RunnerConfig{Poll: time.Hour})
 	saga.Register(r, waits, parent)
 	run(t, r)

@@ -194,11 +194,11 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 	}
 	deliver := saga.Step[parcel]{Name: "deliver", ReadOnly: true, Delay: 100 * time.Millisecond, Do: func(context.Context, *parcel) error {
 		if rand.IntN(100) < 5 {
-			return saga.Void(errors.New("no such street"))
+			return saga.Declined(errors.New("no such street"))
 		}
 		return nil
 	}}
-	parcels.Saga = saga.ChildrenOf(&saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{travel, deliver}},
+	parcels.Child = saga.ChildrenOf(&saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{travel, deliver}},
 		func(o *order) ([]parcel, error) {
 			list := make([]parcel, o.Parcels)
 			for i := range list {

@@ -98,7 +98,7 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 				end := saga.Completed
 				if op == saga.OpUndo {
 					step = saga.Step[nothing]{Name: "step", Do: done, UndoTx: mark}
-					last.Do = func(context.Context, *nothing) error { return saga.Void(errRefused) }
+					last.Do = func(context.Context, *nothing) error { return saga.Declined(errRefused) }
 					end = saga.Compensated
 				}
 				steps := []saga.Step[nothing]{step, last}

@@ -270,12 +270,12 @@ func (p *participant) do(ctx context.Context, step string) error {
 	f := p.c.Faults
 	err := func() error {
 		if chance(f.Refuse) && step != "ticket" {
-			return saga.Abort(errRefused) // it does not remember: an attempt before may have had its effect
+			return saga.Permanent(errRefused) // it does not remember: an attempt before may have had its effect
 		}
 		return p.request(ctx, step, "done")
 	}()
 	if err != nil && p.c.Mutant == withoutDoubt {
-		return saga.Void(err)
+		return saga.Declined(err)
 	}
 	return err
 }

@@ -193,7 +193,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 		}
 	}
 	run := func(config saga.RunnerConfig) (runners []*saga.Runner, stop func()) {
-		config.Keep.Completed = *keep
+		config.Retention.Completed = *keep
 		ctx, cancel := context.WithCancel(ctx)
 		var running sync.WaitGroup
 		for _, st := range stores {

@@ -216,7 +216,7 @@ func (s *shop) buildSagas(r rules) {
 				Name: "order",
 				DoTx: func(ctx context.Context, tx *sql.Tx, o *order) error {
 					if strings.Contains(o.Customer, "soldout") {
-						return saga.Void(errors.New("sold out"))
+						return saga.Declined(errors.New("sold out"))
 					}
 					_, err := tx.ExecContext(ctx, `INSERT INTO orders VALUES ($1)`, o.Customer)
 					return err
@@ -255,7 +255,7 @@ func (s *shop) charge(ctx context.Context, o *order) error {
 	case http.StatusOK:
 		return nil
 	case http.StatusPaymentRequired:
-		return saga.Void(errDeclined)
+		return saga.Declined(errDeclined)
 	default:
 		return fmt.Errorf("payments: %s", resp.Status)
 	}

@@ -233,7 +233,7 @@ func (p *plant) sagas() []func() {
 	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
 	book := func(context.Context, *trip) error {
 		if p.hotelClosed.Load() {
-			return saga.Abort(errDown)
+			return saga.Permanent(errDown)
 		}
 		return nil
 	}

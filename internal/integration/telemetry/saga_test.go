@@ -103,7 +103,7 @@ func work(dsn, start string) error {
 			}
 			return ctx.Err()
 		}},
-		{Name: "card", Undo: undo, Do: func(context.Context, *trip) error { return saga.Abort(errDown) }},
+		{Name: "card", Undo: undo, Do: func(context.Context, *trip) error { return saga.Permanent(errDown) }},
 	})}
 	saga.Register(runner, sg)
 	if start != "" {
