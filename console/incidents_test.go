@@ -85,8 +85,9 @@ func newWorks(t *testing.T) *works {
 		}},
 	}}
 	w.runner = saga.NewRunner(saga.NewMemory(),
-		saga.RunnerConfig{Name: "orders", OnEvent: func(context.Context, saga.Event) {}})
-	saga.Register(w.runner, w.orders)
+		saga.RunnerConfig{Name: "orders"})
+	w.runner.Observe(func(context.Context, saga.Event) {})
+	orders := saga.Register(w.runner, w.orders)
 	w.run(t)
 	var err error
 	w.term, err = w.leader.Campaign(t.Context())
@@ -138,7 +139,7 @@ func newWorks(t *testing.T) *works {
 			_, _ = users.Get(traffic, calls%7)
 			_, _ = hedger.Do(traffic, func(context.Context) (int, error) { return 0, nil })
 			if calls%100 == 1 {
-				_, _ = saga.Start(traffic, w.runner, w.orders, fmt.Sprint("order-", calls), order{})
+				_, _ = orders.Start(traffic, fmt.Sprint("order-", calls), order{})
 			}
 		}
 	}()

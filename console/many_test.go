@@ -37,11 +37,11 @@ type manyResult struct {
 func hundred(t *testing.T, s store.Store) (*saga.Runner, url.Values) {
 	runner := saga.NewRunner(s, saga.RunnerConfig{Name: "worker"})
 	orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
-	saga.Register(runner, orders)
+	orderss := saga.Register(runner, orders)
 	form := url.Values{"action": {"abandon"}, "policy": {"saga/worker"}, "note": {"by hand"}}
 	for i := range 100 {
 		id := fmt.Sprintf("order-%02d", i)
-		_, err := saga.Start(t.Context(), runner, orders, id, order{})
+		_, err := orderss.Start(t.Context(), id, order{})
 		require.NoError(t, err)
 		form.Add("ids", id+"@0")
 	}
@@ -309,7 +309,7 @@ func TestListOffersAllowedActions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})
 		d.run("ok-1", "stuck-1")
-		_, err := saga.Start(t.Context(), d.runner, d.orders, "new-1", order{})
+		_, err := saga.Register(d.runner, d.orders).Start(t.Context(), "new-1", order{})
 		require.NoError(t, err)
 		for query, want := range map[string][]string{
 			"":                  {"retry", "cancel", "compensate", "abandon"},

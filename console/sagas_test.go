@@ -58,7 +58,8 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 		{Name: "ship", Do: ok},
 	}}
 	d.runner = saga.NewRunner(saga.NewMemory(),
-		saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
+		saga.RunnerConfig{Name: "worker"})
+	d.runner.Observe(func(context.Context, saga.Event) {})
 	saga.Register(d.runner, d.orders)
 	reg := registry.New()
 	reg.MustAdd(d.runner)
@@ -72,9 +73,9 @@ func (d *depot) run(ids ...string) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = d.runner.Run(ctx) })
 	for _, id := range ids {
-		_, err := saga.Start(ctx, d.runner, d.orders, id, order{Card: "4111"})
+		_, err := saga.Register(d.runner, d.orders).Start(ctx, id, order{Card: "4111"})
 		require.NoError(d.t, err)
-		_, _ = d.orders.Result(ctx, d.runner, id)
+		_, _ = saga.Register(d.runner, d.orders).Result(ctx, id)
 	}
 	stop()
 	running.Wait()
@@ -183,9 +184,9 @@ func newSlow(t *testing.T) (*shop, *slow) {
 	store := &slow{Store: saga.NewMemory()}
 	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
 	orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
-	saga.Register(runner, orders)
+	orderss := saga.Register(runner, orders)
 	for i := range 200 {
-		_, err := saga.Start(t.Context(), runner, orders, fmt.Sprint("order-", i), order{})
+		_, err := orderss.Start(t.Context(), fmt.Sprint("order-", i), order{})
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 	}
@@ -272,7 +273,7 @@ func TestSagaPageShowsSteps(t *testing.T) {
 		require.Equal(t, "created", p.Log[0].Kind)
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
 		for _, text := range []string{"undo failed", "· pivot", "secret-host", "4111", `value="skip"`,
-			`>undo failed</td><td data-label="Step">reserve</td><td data-label="Attempt">undo 1</td>`,
+			`>step undo failed</td><td data-label="Step">reserve</td><td data-label="Attempt">undo 1</td>`,
 			"2 of 3 undone", "{\n  &#34;Card&#34;: &#34;4111&#34;\n}", ">2000-01-01 00:00:00.000</time>",
 			`<span class="state idle"><span class="mark" aria-hidden="true"></span>no effect</span>`} {
 			require.Contains(t, body, text)
@@ -479,8 +480,8 @@ func TestStoreErrorOfActionIsHidden(t *testing.T) {
 			store := &leaky{Store: saga.NewMemory()}
 			runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
 			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
-			saga.Register(runner, orders)
-			_, err := saga.Start(t.Context(), runner, orders, "order-1", order{})
+			orderss := saga.Register(runner, orders)
+			_, err := orderss.Start(t.Context(), "order-1", order{})
 			require.NoError(t, err)
 			store.down = true
 			reg := registry.New()
@@ -537,11 +538,12 @@ func TestSagaPageShowsWaitsAndChildren(t *testing.T) {
 			{Name: "approve", Await: "approved"},
 		}}
 		r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
-		saga.Register(r, parcel, orders)
+		saga.Register(r, parcel)
+		saga.Register(r, orders)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { _ = r.Run(ctx) })
-		_, err := saga.Start(ctx, r, orders, "order-1", order{})
+		_, err := saga.Register(r, orders).Start(ctx, "order-1", order{})
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
 		stop()
@@ -711,8 +713,8 @@ func TestFieldsOfSagaActions(t *testing.T) {
 		store := saga.NewMemory()
 		knows, does := saga.NewRunner(store, saga.RunnerConfig{Name: "knows"}),
 			saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
-		saga.Register(knows, d.orders)
-		_, err = saga.Start(t.Context(), knows, d.orders, "order-1", order{})
+		orders := saga.Register(knows, d.orders)
+		_, err = orders.Start(t.Context(), "order-1", order{})
 		require.NoError(t, err)
 		d.reg.Remove(d.runner)
 		d.reg.MustAdd(does)

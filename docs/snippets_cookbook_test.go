@@ -130,6 +130,7 @@ var (
 	reserve, unreserve, chargeOrder func(context.Context, *Order) error
 
 	runner      *saga.Runner
+	orders      *saga.Handle[Order]
 	server      *http.Server
 	stopping    atomic.Bool
 	deadline    context.Context
@@ -143,14 +144,15 @@ var order = &saga.Saga[Order]{Name: "order", Steps: []saga.Step[Order]{
 	{Name: "charge", Do: chargeOrder, Pivot: true},
 }}
 
+// orders is saga.Register(runner, order).
 func place(ctx context.Context, tx *sql.Tx, id string, o Order) error {
-	if err := saga.StartTx(ctx, tx, runner, order, id, o); err != nil {
+	if err := orders.StartTx(ctx, tx, id, o); err != nil {
 		return err
 	}
 	if o.Total > 1000 {
-		return nil // the approver's page calls runner.Signal(ctx, id, "approval", []byte("yes")), or "no"
+		return nil // the approver's page calls orders.Signal(ctx, id, "approval", []byte("yes")), or "no"
 	}
-	return runner.SignalTx(ctx, tx, id, "approval", []byte("yes"))
+	return orders.SignalTx(ctx, tx, id, "approval", []byte("yes"))
 }
 
 func checkApproval(ctx context.Context, _ *Order) error {
@@ -198,12 +200,13 @@ func shardOf(id string, shards map[string]*saga.Runner) (of string) {
 
 func _(databases map[string]*sql.DB, id string, state Trip) {
 	runners := map[string]*saga.Runner{}
+	trips := map[string]*saga.Handle[Trip]{}
 
 	for name, db := range databases {
 		runners[name] = saga.NewRunner(sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}), saga.RunnerConfig{Name: name})
-		saga.Register(runners[name], trip)
+		trips[name] = saga.Register(runners[name], trip)
 		reg.MustAdd(runners[name]) // one console and one set of metrics for all
 	}
-	_, err := saga.Start(ctx, runners[shardOf(id, runners)], trip, id, state)
+	_, err := trips[shardOf(id, runners)].Start(ctx, id, state)
 	use(err)
 }

@@ -118,12 +118,12 @@ func _() error {
 		return err
 	}
 	runner := saga.NewRunner(store, saga.RunnerConfig{})
-	saga.Register(runner, trip)
+	trips := saga.Register(runner, trip)
 	go func() { slog.Info("runner stopped", "err", runner.Run(ctx)) }() // in each process
-	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
+	if _, err := trips.Start(ctx, "trip-17", Trip{}); err != nil {
 		return err // safe to retry: an ID is started only once
 	}
-	done, err := trip.Result(ctx, runner, "trip-17") // matches saga.ErrCompensated if it was undone
+	done, err := trips.Result(ctx, "trip-17") // matches saga.ErrCompensated if it was undone
 
 	use(done)
 	return err

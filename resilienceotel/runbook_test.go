@@ -208,8 +208,9 @@ func TestRunbookStalledSaga(t *testing.T) {
 				return nil
 			}},
 		}}
-		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
-		saga.Register(runner, order)
+		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
+		runner.Observe(func(context.Context, saga.Event) {})
+		orders := saga.Register(runner, order)
 		reg := registry.New()
 		reg.MustAdd(runner)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -217,7 +218,7 @@ func TestRunbookStalledSaga(t *testing.T) {
 		go func() { ended <- runner.Run(ctx) }()
 		defer func() { cancel(); <-ended }()
 		for _, id := range []string{"waits", "retried", "by-hand"} {
-			_, err := saga.Start(t.Context(), runner, order, id, trip{})
+			_, err := orders.Start(t.Context(), id, trip{})
 			require.NoError(t, err)
 		}
 		status := func(id string) saga.Status {

@@ -25,11 +25,11 @@ func TestStepsAreLinkedToTheSpanThatStartedTheSaga(t *testing.T) {
 			{Name: "flight", Do: func(ctx context.Context, t *trip) error { return saga.Run(ctx, inner, t) }, Undo: done},
 			{Name: "hotel", Do: fail, Undo: done},
 		})}
-		saga.Register(runner, sg)
+		sagas := saga.Register(runner, sg)
 		s.observe(t, runner)
 
 		ctx, span := s.tracer.Tracer("test").Start(t.Context(), "order")
-		_, err := saga.Start(ctx, runner, sg, "trip-17", trip{})
+		_, err := sagas.Start(ctx, "trip-17", trip{})
 		require.NoError(t, err)
 		span.End()
 		serving, serve := s.tracer.Tracer("test").Start(t.Context(), "serve")
@@ -37,7 +37,7 @@ func TestStepsAreLinkedToTheSpanThatStartedTheSaga(t *testing.T) {
 		running, stop := context.WithCancel(serving)
 		defer stop()
 		go func() { _ = runner.Run(running) }()
-		_, err = sg.Result(t.Context(), runner, "trip-17")
+		_, err = sagas.Result(t.Context(), "trip-17")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		time.Sleep(time.Minute)
 

@@ -38,7 +38,7 @@ func BenchmarkRunner(b *testing.B) {
 		sg.Steps = append(sg.Steps, saga.Step[int]{Name: fmt.Sprint("step-", i), Do: nothing, Undo: nothing})
 	}
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
-	saga.Register(r, sg)
+	sagas := saga.Register(r, sg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -47,10 +47,10 @@ func BenchmarkRunner(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			id := fmt.Sprint("saga-", n.Add(1))
-			if _, err := saga.Start(ctx, r, sg, id, 0); err != nil {
+			if _, err := sagas.Start(ctx, id, 0); err != nil {
 				b.Error(err)
 			}
-			if _, err := sg.Result(ctx, r, id); err != nil {
+			if _, err := sagas.Result(ctx, id); err != nil {
 				b.Error(err)
 			}
 		}

@@ -48,22 +48,20 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 		sg := sequence(flight, hotel, car)
 		var mu sync.Mutex
 		told := make(map[string]bool)
-		cfg := saga.RunnerConfig{
-			Inject: trace, Extract: withTrace,
-			OnEvent: func(ctx context.Context, e saga.Event) {
+		cfg := saga.RunnerConfig{Inject: trace, Extract: withTrace}
+		r, stop := observed[trip](t, store, cfg,
+			func(ctx context.Context, e saga.Event) {
 				if e.Kind != saga.EventCreated {
 					mu.Lock()
 					defer mu.Unlock()
 					told[trace(ctx)] = true
 				}
-			},
-		}
-		r, stop := begin[trip](t, store, cfg, sg)
-		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
+			}, sg)
+		_, err := saga.Register(r, sg).Start(withTrace(t.Context(), "trace 1"), "trip-1", trip{})
 		require.NoError(t, err)
 		tx, err := store.Begin(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, saga.StartTx(withTrace(t.Context(), "trace 2"), tx, r, sg, "trip-2", trip{}))
+		require.NoError(t, saga.Register(r, sg).StartTx(withTrace(t.Context(), "trace 2"), tx, "trip-2", trip{}))
 		require.NoError(t, tx.Commit())
 		time.Sleep(10 * time.Second)
 		stop()
@@ -107,7 +105,7 @@ func TestSagaCannotCarryEverything(t *testing.T) {
 				flight.Do = func(ctx context.Context, _ *trip) error { got = trace(ctx); return nil }
 				sg := sequence(flight)
 				r, _ := begin(t, saga.NewMemory(), cfg, sg)
-				_, err := saga.Start(withTrace(t.Context(), "trace"), r, sg, "trip-1", trip{})
+				_, err := saga.Register(r, sg).Start(withTrace(t.Context(), "trace"), "trip-1", trip{})
 				require.NoError(t, err)
 				_, err = result[trip](t.Context(), r, "trip-1")
 				require.NoError(t, err)
@@ -128,7 +126,7 @@ func TestSagaCannotCarryEverything(t *testing.T) {
 		defer log.SetOutput(os.Stderr)
 		sg := sequence(step("flight"))
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: trace}, sg)
-		_, err := saga.Start(withTrace(t.Context(), "trace"), r, sg, "trip-1", trip{})
+		_, err := saga.Register(r, sg).Start(withTrace(t.Context(), "trace"), "trip-1", trip{})
 		require.NoError(t, err)
 		requireCompleted(t, r, "trip-1")
 		stop()
@@ -137,7 +135,7 @@ func TestSagaCannotCarryEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic(errDeclined) }}, sg)
-		require.PanicsWithValue(t, errDeclined, func() { _, _ = saga.Start(t.Context(), r, sg, "trip-1", trip{}) })
+		require.PanicsWithValue(t, errDeclined, func() { _, _ = saga.Register(r, sg).Start(t.Context(), "trip-1", trip{}) })
 		_, err := r.Get(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 	})

@@ -81,7 +81,7 @@ func (w *warehouse) parcels(n int) saga.Step[trip] {
 
 func startOrder(t *testing.T, r *saga.Runner, sg *saga.Saga[trip]) {
 	t.Helper()
-	_, err := saga.Start(t.Context(), r, sg, "order-1", trip{})
+	_, err := saga.Register(r, sg).Start(t.Context(), "order-1", trip{})
 	require.NoError(t, err)
 }
 
@@ -106,7 +106,7 @@ func TestChildren(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, "order-1", in.Parent)
 					require.Equal(t, saga.Completed, in.Status)
-					_, err = saga.Start(t.Context(), r, w.parcel(), in.ID, parcel{})
+					_, err = start(t.Context(), r, w.parcel(), in.ID, parcel{})
 					require.NoError(t, err, "it exists, as any saga")
 				}
 				synctest.Wait() // the end of the order may be read before it is counted
@@ -195,7 +195,7 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot = true
 		sg := sequence(charge, w.parcels(3), step("letter"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		stuck := func() {
 			t.Helper()
@@ -239,7 +239,7 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 					}
 					return make([]parcel, 1), nil
 				}, nil)})
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				startOrder(t, r, sg)
 				_, err := result[trip](t.Context(), r, "order-1")
 				require.ErrorContains(t, err, "full")
@@ -261,9 +261,9 @@ func TestBeginThatChangesTheState(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{{Name: "parcel", Child: saga.ChildOf((&warehouse{}).parcel(),
 			func(s *float64) (parcel, error) { *s = math.NaN(); return parcel{}, nil }, nil)}}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "order-1", 1)
+		_, err := saga.Register(r, sg).Start(t.Context(), "order-1", 1)
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "order-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "the state does not encode")
 		in, err := r.Get(t.Context(), "order-1/parcel/0")
@@ -296,9 +296,9 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(2), failing("car", saga.Declined(errDeclined)))
 		var turned atomic.Int64
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
-			Poll: time.Hour, LeaseTTL: 4 * time.Hour, OnEvent: on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) }),
-		}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{
+			Poll: time.Hour, LeaseTTL: 4 * time.Hour,
+		}, on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) }), sg)
 		begun := time.Now()
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
@@ -319,7 +319,7 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 		startOrder(t, r, sg)
 		time.Sleep(time.Hour)
 		begun := time.Now()
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.LessOrEqual(t, time.Since(begun), time.Second)
@@ -334,7 +334,7 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 		w, st := &warehouse{}, saga.NewMemory()
 		paid := saga.Step[trip]{Name: "paid", Await: "paid"}
 		sg := sequence(w.parcels(1), paid)
-		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		first, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, first, sg)
 		time.Sleep(time.Minute)
 		stop()
@@ -342,8 +342,8 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 		newer := w.parcel()
 		newer.Version = 2
 		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
-		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(parcels, paid))
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(parcels, paid))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(time.Hour)
 		in, err := r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
@@ -372,13 +372,13 @@ func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, st := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}}, saga.NewMemory()
 		sg := sequence(w.parcels(2))
-		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		first, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, first, sg)
 		time.Sleep(time.Minute)
 		stop()
 
-		r, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(w.newer()))
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		r, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(10 * time.Second)
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
@@ -398,13 +398,13 @@ func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
 			"do ship order-1/parcels/0": saga.Declined(errDeclined), "undo pack order-1/parcels/0": saga.Permanent(errDeclined),
 		}}, saga.NewMemory()
 		sg := sequence(w.parcels(1))
-		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		first, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, first, sg)
 		time.Sleep(time.Minute)
 		stop()
 
-		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(w.newer()))
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(time.Hour)
 		saga.Register(r, w.parcel())
 		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionSkip}))
@@ -454,7 +454,7 @@ func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
 		sg := sequence(w.parcels(1), failing("car", saga.Declined(errDeclined)))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(long(24 * time.Hour))
 		in, err := r.Get(t.Context(), "order-1")
@@ -484,7 +484,7 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 		child := w.parcel()
 		child.Steps[1].Await = "go"
 		sg := sequence(saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
-		r, _ := begin(t, store.Store(st), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(st), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		rec, err := st.Load(t.Context(), "order-1/parcels/0")
@@ -493,7 +493,7 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
 		})
 		require.NoError(t, err)
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
@@ -531,7 +531,7 @@ func TestChildIsTurnedBackOnce(t *testing.T) {
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		st.idle.Store(false)
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"completed", "compensated"}, last(events(t, r, "order-1/parcels/0"), 2))
@@ -547,9 +547,9 @@ func TestDefinitionMayBeItsOwnChild(t *testing.T) {
 				return slices.Repeat([]parcel{{Weight: p.Weight - 1}}, p.Weight), nil
 			}, nil)}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "box-1", parcel{Weight: 3})
+		_, err := saga.Register(r, sg).Start(t.Context(), "box-1", parcel{Weight: 3})
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "box-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "box-1")
 		require.NoError(t, err)
 		require.EqualValues(t, 1+3+3*2+3*2*1, total(r, "status=completed"))
 	})
@@ -663,7 +663,7 @@ func TestChildWhoseIDIsTaken(t *testing.T) {
 		st := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		sg := sequence(step("flight"), st)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, child, "order-1/parcel/0", parcel{})
+		_, err := saga.Register(r, child).Start(t.Context(), "order-1/parcel/0", parcel{})
 		require.NoError(t, err, "Register knows the children")
 		startOrder(t, r, sg)
 		_, err = result[trip](t.Context(), r, "order-1")
@@ -756,7 +756,7 @@ func TestChildEndsCheaply(t *testing.T) {
 		}
 		const few = 50 // looks of the parent, in case nobody told it
 		look((n+1)*time.Minute, n, (few+1)*n)
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		look((n+1)*time.Minute, 2*n, (few+1)*n)
 		in, err := r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
@@ -779,7 +779,7 @@ func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
 		pivot.Child = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
 		sg := sequence(step("flight"), pivot)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(long(24 * time.Hour))
 		in, err := r.Get(t.Context(), "order-1")
@@ -814,7 +814,7 @@ func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
 		st := &parking{Store: saga.NewMemory()}
-		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour, OnEvent: silent}, sg)
+		r, _ := observed[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, silent, sg)
 		st.before = func() {
 			rec, err := st.Load(t.Context(), "order-1/parcels/0")
 			require.NoError(t, err)
@@ -852,7 +852,7 @@ func TestStoreThatFailsForgetsNoChild(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(2))
 		st := &listless{Store: saga.NewMemory()}
-		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		st.fails.Store(true)
@@ -879,7 +879,7 @@ func TestStoreThatFailsFailsNoUndoOfChildren(t *testing.T) {
 			return saga.Declined(errDeclined)
 		}
 		sg := sequence(parcels, car)
-		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
@@ -902,7 +902,7 @@ func TestChildrenThatTurnBackCostLittle(t *testing.T) {
 		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		synctest.Wait()
-		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(4 * time.Hour)
 		in, err := r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
@@ -1005,7 +1005,7 @@ func TestChildThatHasBegun(t *testing.T) {
 			_, err := st.Post(t.Context(), store.PostRequest{ID: "order-1", Payload: []byte("ill"), Cancel: true})
 			require.NoError(t, err)
 			blind := &unread{Store: st}
-			r, _ := begin[trip](t, blind, saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed[trip](t, blind, saga.RunnerConfig{}, silent, sg)
 			require.True(t, blind.failed.Load(), "which says nothing of whether it has begun")
 			_, err = result[trip](t.Context(), r, "order-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)

@@ -299,7 +299,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 	status = rec.Status
 	switch {
 	case status == Running:
-		err = r.Cancel(ctx, rec.ID, errParentBack)
+		err = r.cancel(ctx, rec.ID, errParentBack)
 	case status == Stuck:
 		err = r.Operate(ctx, rec.ID, Operation{Action: ActionCompensate, Note: errParentBack})
 	case status == Completed:

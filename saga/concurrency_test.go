@@ -30,7 +30,7 @@ func newCrew() *crew {
 // works returns a definition of one step that takes some time.
 func (c *crew) works(name string, takes func() time.Duration) *saga.Saga[trip] {
 	st := step("work")
-	st.Attempts = -1
+	st.Attempts = saga.Unlimited
 	st.Do = func(ctx context.Context, _ *trip) error {
 		id := saga.CommandFrom(ctx).ID
 		c.mu.Lock()
@@ -69,9 +69,9 @@ func lasting(d time.Duration) func() time.Duration { return func() time.Duration
 func enqueue(t *testing.T, st store.Store, sg *saga.Saga[trip], first, n int) {
 	t.Helper()
 	idle := saga.NewRunner(st, saga.RunnerConfig{})
-	saga.Register(idle, sg)
+	sagas := saga.Register(idle, sg)
 	for i := first; i < first+n; i++ {
-		_, err := saga.Start(t.Context(), idle, sg, fmt.Sprint(sg.Name, "-", i), trip{})
+		_, err := sagas.Start(t.Context(), fmt.Sprint(sg.Name, "-", i), trip{})
 		require.NoError(t, err)
 	}
 }
@@ -104,7 +104,7 @@ func TestPlaceIsTakenAtOnce(t *testing.T) {
 		c, store := newCrew(), saga.NewMemory()
 		sg := c.works("trip", lasting(10*time.Second))
 		r, _ := begin(t, store, saga.RunnerConfig{Poll: 3 * time.Second, Concurrency: 1}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "trip-0", trip{})
+		_, err := saga.Register(r, sg).Start(t.Context(), "trip-0", trip{})
 		require.NoError(t, err)
 		begun := time.Now()
 		enqueue(t, store, sg, 1, 1)
@@ -136,9 +136,9 @@ func TestPlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
 		st := &startless{saga.NewMemory(), make(chan struct{}), make(chan struct{})}
 		sg := c.works("trip", lasting(time.Minute))
 		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Concurrency: 2, Poll: time.Hour, LeaseTTL: time.Hour}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "held", trip{})
+		_, err := saga.Register(r, sg).Start(t.Context(), "held", trip{})
 		require.NoError(t, err)
-		go func() { _, _ = saga.Start(t.Context(), r, sg, "lost", trip{}) }()
+		go func() { _, _ = saga.Register(r, sg).Start(t.Context(), "lost", trip{}) }()
 		<-st.asked
 		enqueue(t, st, sg, 0, 1)
 		r.Wake()
@@ -192,7 +192,7 @@ func TestRunnerThatIsFullClaimsSeveralAtOnce(t *testing.T) {
 func TestRunnerLosesASagaThatItClaimsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := saga.NewMemory(), slow(time.Hour)
-		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		in := mustStart(t, r, sg)
 		_, err := st.Heartbeat(t.Context(), store.HeartbeatRequest{Owner: in.Owner, LeaseTTL: 1, Held: []store.Held{{ID: in.ID, Epoch: in.Epoch}}})
 		require.NoError(t, err)
@@ -218,17 +218,17 @@ func TestSagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
 			}
 			return do(ctx, s)
 		}
-		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Concurrency: 2, LeaseTTL: time.Second, OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(st), saga.RunnerConfig{Concurrency: 2, LeaseTTL: time.Second}, silent, sg)
 		for round := range 3 {
 			attempts.Store(0)
-			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", round), trip{})
+			_, err := saga.Register(r, sg).Start(t.Context(), fmt.Sprint("trip-", round), trip{})
 			require.NoError(t, err)
 			requireCompleted(t, r, fmt.Sprint("trip-", round))
 			time.Sleep(20 * time.Second)
 			require.Zero(t, r.Stats().Held)
 		}
 		for i := range 2 {
-			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("last-", i), trip{})
+			_, err := saga.Register(r, sg).Start(t.Context(), fmt.Sprint("last-", i), trip{})
 			require.NoError(t, err)
 		}
 		synctest.Wait()

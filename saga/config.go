@@ -38,11 +38,8 @@ type RunnerConfig struct {
 	// Extract returns ctx with what a saga carries, for its steps and hooks in any process.
 	Extract func(ctx context.Context, carried string) context.Context
 
+	// Retention is the time that sagas are kept after they have ended.
 	Retention Retention
-
-	// OnEvent is called for each [Event]. Nil means that slog's default logger warns of EventStuck,
-	// EventStalled and, once a second at most, EventStoreFailed.
-	OnEvent func(context.Context, Event)
 }
 
 // Validate returns an error that lists all that is wrong, or nil.
@@ -53,9 +50,13 @@ func (c RunnerConfig) Validate() error {
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0 && c.Concurrency <= 10000, "Concurrency", c.Concurrency, "0 (for 64) to 10000")
-	f.Need(c.Retention.Completed >= 0, "Keep.Completed", c.Retention.Completed, "0 (forever) or more")
-	f.Need(c.Retention.Compensated >= 0, "Keep.Compensated", c.Retention.Compensated, "0 (forever) or more")
-	f.Need(c.Retention.Abandoned >= 0, "Keep.Abandoned", c.Retention.Abandoned, "0 (forever) or more")
+	f.Need(c.Drain >= 0 || c.Drain == None, "Drain", c.Drain, "0 (for 10s), more, or None")
+	f.Need(c.MaxTakeovers >= 0 || c.MaxTakeovers == Unlimited, "MaxTakeovers", c.MaxTakeovers,
+		"0 (for 10), more, or Unlimited")
+	for _, kept := range c.Retention.byStatus() {
+		f.Need(kept.age >= 0 || kept.age == Unlimited, "Retention."+kept.field, kept.age,
+			"0 (for 30 days), more, or Unlimited")
+	}
 	return f.Err()
 }
 
@@ -65,13 +66,34 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
+	c.Retention.Completed = cmp.Or(c.Retention.Completed, defaultRetention)
+	c.Retention.Compensated = cmp.Or(c.Retention.Compensated, defaultRetention)
+	c.Retention.Abandoned = cmp.Or(c.Retention.Abandoned, defaultRetention)
 	return c
 }
 
-// Keep says how long sagas that have ended stay in the store: for longer than their Start may be repeated, which
-// would run them again. Zero means forever. Children are deleted with their parent.
+// Retention is the time that sagas are kept in the store after they have ended. It must be longer than their Start may
+// be repeated, which would run them again. In each field, zero means 30 days, and [Unlimited] means forever. Children
+// are deleted with their parent.
 type Retention struct {
 	Completed   time.Duration
 	Compensated time.Duration
 	Abandoned   time.Duration
+}
+
+const defaultRetention = 30 * 24 * time.Hour
+
+// A retained is the time that sagas of a status are kept.
+type retained struct {
+	status Status
+	field  string
+	age    time.Duration
+}
+
+func (k Retention) byStatus() []retained {
+	return []retained{
+		{Completed, "Completed", k.Completed},
+		{Compensated, "Compensated", k.Compensated},
+		{Abandoned, "Abandoned", k.Abandoned},
+	}
 }

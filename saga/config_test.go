@@ -12,11 +12,13 @@ import (
 )
 
 func TestConfigHasItsDefaults(t *testing.T) {
+	const month = 30 * 24 * time.Hour
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Concurrency: 3})
 	require.Equal(t, "worker", r.Config().Name)
 	require.Equal(t, saga.RunnerConfig{
 		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3,
 		Drain: 10 * time.Second, MaxTakeovers: 10,
+		Retention: saga.Retention{Completed: month, Compensated: month, Abandoned: month},
 	}, r.Config())
 }
 

@@ -161,7 +161,8 @@ func (sg *Saga[S]) check() (*program, error) {
 func bind[S any](st *Step[S]) step {
 	b := step{
 		name: st.Name, pivot: st.Pivot, parallel: st.Parallel, middleware: st.Middleware != nil, readOnlyAsked: st.ReadOnly,
-		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor, timeout: st.Timeout,
+		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor,
+		timeout:  cmp.Or(st.Timeout, defaultTimeout),
 		attempts: cmp.Or(st.Attempts, defaultAttempts), undoAttempts: cmp.Or(st.UndoAttempts, defaultUndoAttempts),
 		backoff: st.Backoff, do: wrap(st, st.Do), undo: wrap(st, st.Undo), doTx: wrapTx(st.DoTx), undoTx: wrapTx(st.UndoTx),
 	}
@@ -227,19 +228,19 @@ func (p *program) checkStep(i int) error {
 	does := "nil"
 	switch {
 	case st.do != nil:
-		does = "set beside DoTx or Saga"
+		does = "set beside DoTx or Child"
 	case work > 0:
-		does = "nil beside DoTx and Saga"
+		does = "nil beside DoTx and Child"
 	}
 	f := invalid.Fields{Type: fmt.Sprintf("saga.Step %q", st.name)}
 	f.Need(validName(st.name) && !strings.Contains(st.name, "/"), "Name", quoted(st.name, maxName),
 		fmt.Sprintf(`1 to %d bytes of UTF-8 without "/"`, maxName))
 	f.Need(!taken, "Name", quoted(st.name, maxName), "unique in the saga")
 	f.Need(work == 1 || work == 0 && st.gated(), "Do", does,
-		"set, or DoTx, or Saga, but not several; nil in all with Delay or Await alone")
-	f.Need(st.child == nil || st.child.begin != nil, "Saga",
+		"set, or DoTx, or Child, but not several; nil in all with Delay or Await alone")
+	f.Need(st.child == nil || st.child.begin != nil, "Child",
 		"without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
-	f.Need(st.child == nil || !undo && !tx && !st.readOnlyAsked && !st.middleware, "Saga", "set",
+	f.Need(st.child == nil || !undo && !tx && !st.readOnlyAsked && !st.middleware, "Child", "set",
 		"nil with Undo, UndoTx, ReadOnly or Middleware")
 	f.Need(work > 0 || !undo && !tx, "Undo", "set", "nil without a Do")
 	f.Need(st.delay >= 0, "Delay", st.delay, "0 (none) or more")
@@ -250,7 +251,10 @@ func (p *program) checkStep(i int) error {
 	f.Need(!undo || !tx, "Undo", "set beside its Tx form", "set, or UndoTx, but not both")
 	f.Need(!st.readOnlyAsked || !undo && !tx, "ReadOnly", true, "false, or Undo and UndoTx nil")
 	f.Need(st.doTx == nil && !tx || !st.middleware, "Middleware", "set", "nil with DoTx and with UndoTx")
-	f.Need(st.timeout >= 0, "Timeout", st.timeout, "0 (for 1m) or more")
+	f.Need(st.timeout >= 0 || st.timeout == Unlimited, "Timeout", st.timeout, "0 (for 1m), more, or Unlimited")
+	f.Need(st.attempts >= 0 || st.attempts == Unlimited, "Attempts", st.attempts, "0 (for 3), more, or Unlimited")
+	f.Need(st.undoAttempts >= 0 || st.undoAttempts == Unlimited, "UndoAttempts", st.undoAttempts,
+		"0 (for 20), more, or Unlimited")
 	f.Need(!st.parallel || i > 0, "Parallel", true, "false in the first step, which has none before it")
 	beside := st.parallel || i+1 < len(p.steps) && p.steps[i+1].parallel
 	f.Need(!beside || !st.pivot, "Pivot", true, "false in a step that runs beside another")
@@ -262,7 +266,7 @@ func (p *program) checkStep(i int) error {
 	}
 	forGood := p.pivot >= 0 && i >= p.pivot || st.hasUndo || st.readOnly
 	f.Need(forGood || st.child != nil, "Undo", "nil", "set, or UndoTx, "+before)
-	f.Need(forGood || st.child == nil, "Saga", "one with a pivot", "one without "+before)
+	f.Need(forGood || st.child == nil, "Child", "one with a pivot", "one without "+before)
 	return f.Err()
 }
 

@@ -34,7 +34,7 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot = true
 		sg := sequence(charge, failing("flight", saga.Permanent(errors.New("full"))))
-		worker, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		worker, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		mustStart(t, worker, sg)
 		onlooker := saga.NewRunner(st, saga.RunnerConfig{})
 		metrics := func() map[string]float64 {
@@ -62,7 +62,8 @@ func TestHealthSaysThatSagasAreOverdue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		st := &uncounted{Store: saga.NewMemory()}
-		r := saga.NewRunner(st, saga.RunnerConfig{OnEvent: silent}) // no Run is under way
+		r := saga.NewRunner(st, saga.RunnerConfig{})
+		r.Observe(silent) // no Run is under way
 		saga.Register(r, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute - time.Nanosecond)

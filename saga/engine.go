@@ -16,7 +16,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Engine runs sagas durably. A [*Runner] is one on a [Store].
+// An Engine runs sagas durably. A [*Runner] is one on a [Store]. [Register] returns a typed [Handle] of it.
 //
 //	var _ saga.Engine = (*Engine)(nil)
 //
@@ -583,7 +583,7 @@ func (m *machine) call(i int) Call {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	c := Call{
 		Saga: m.p.name, Version: m.p.version, Step: st.Name, Op: m.op(i), Refusals: st.Refusals,
-		State: m.State, Signals: m.signals, Timeout: d.timeout, carried: m.carried,
+		State: m.State, Signals: m.signals, Timeout: max(d.timeout, 0), carried: m.carried,
 		Command: Command{Attempt: m.begin(i), Epoch: m.Epoch}, children: st.Children,
 	}
 	limit := d.attempts
@@ -594,9 +594,6 @@ func (m *machine) call(i int) Call {
 	// A step that has children waits for them, unless it has failed since.
 	c.retried = st.Children > 0 && st.WaitingSince.IsZero()
 	c.detached = c.Op == OpUndo || m.pivotDone()
-	if !m.quiet || c.detached {
-		c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
-	}
 	if m.ID != "" {
 		c.Command.ID = participant.ID(m.ID, c.Step, c.Op)
 	}

@@ -166,7 +166,7 @@ func TestEngineDoesAsARunner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sg := sequence(engineStories()[name]...)
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				d, err := saga.Define(sg)
 				require.NoError(t, err)
 				_, err = r.Start(t.Context(), d, "trip-1", []byte(`{"Calls":null}`))

@@ -134,21 +134,21 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeDeclined
 }
 
-// Observe calls f for each event from now on, after RunnerConfig.OnEvent, until stop is called. The events of a
-// saga come in order, and the saga waits for f. One of the log is told once it is recorded, and not at all if the
-// process dies in between.
+// Observe calls f with each event until stop is called. The events of a saga come in order, and the saga waits for f.
+// An event in the log is reported once it is recorded, and not at all if the process dies before that. Call Observe
+// before Run. While a runner has no observer, slog.Default warns of EventStuck, EventStalled and, at most once a
+// second, EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
+	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }
 
-// tell calls OnEvent for an event, or logs what needs attention, and then calls the observers.
+// tell calls the observers, or logs an event that needs attention if there are none.
 func (r *Runner) tell(ctx context.Context, e Event) {
-	if onEvent := r.cfg.OnEvent; onEvent != nil {
-		hook(ctx, "OnEvent", onEvent, e)
+	if r.observers.Any() {
+		r.observers.Tell(ctx, e)
 	} else {
 		r.warn(ctx, e)
 	}
-	r.observers.Tell(ctx, e)
 }
 
 // tellOf tells of an event of a saga.

@@ -64,23 +64,22 @@ func ExampleRunner() {
 			{Name: "hotel", Do: func(_ context.Context, t *Trip) error { t.Hotel = "Ibis"; return nil }, Undo: nothing},
 		},
 	}
-	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
-		OnEvent: func(_ context.Context, e saga.Event) {
-			if e.Kind == saga.EventStuck {
-				fmt.Println("page somebody:", e.ID, e.Step, e.Err)
-			}
-		},
+	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	runner.Observe(func(_ context.Context, e saga.Event) {
+		if e.Kind == saga.EventStuck {
+			fmt.Println("page somebody:", e.ID, e.Step, e.Err)
+		}
 	})
-	saga.Register(runner, trip)
+	trips := saga.Register(runner, trip)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = runner.Run(ctx) })
 
-	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
+	if _, err := trips.Start(ctx, "trip-17", Trip{}); err != nil {
 		fmt.Println(err)
 	}
-	result, err := trip.Result(ctx, runner, "trip-17")
+	result, err := trips.Result(ctx, "trip-17")
 	fmt.Println(result, err)
 
 	cancel()

@@ -38,7 +38,7 @@ func TestMaxTakeovers(t *testing.T) {
 					return recs, err
 				}
 				sg := sequence(step("flight"))
-				r, _ := begin(t, store.Store(g), saga.RunnerConfig{MaxTakeovers: c.most, OnEvent: silent}, sg)
+				r, _ := observed(t, store.Store(g), saga.RunnerConfig{MaxTakeovers: c.most}, silent, sg)
 				abandoned(t, g.Store, "trip-1", "dead")
 				time.Sleep(time.Minute)
 				in, err := r.Get(t.Context(), "trip-1")
@@ -71,11 +71,11 @@ func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
 		cfg := saga.RunnerConfig{Inject: trace, Extract: withTrace}
 		st := saga.NewMemory()
 		r, stop := begin(t, st, cfg, leaf, sg)
-		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
+		_, err := saga.Register(r, sg).Start(withTrace(t.Context(), "trace 1"), "trip-1", trip{})
 		require.NoError(t, err)
 		stop()
 		r, _ = begin(t, st, cfg, leaf, sg)
-		_, err = sg.Result(t.Context(), r, "trip-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"trace 1"}, seen)
 	})
@@ -91,7 +91,7 @@ func TestTransactionGoesOneWay(t *testing.T) {
 		sg := sequence(there, back, failing("hotel", saga.Declined(errDeclined)))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		s, err := sg.Result(t.Context(), r, "trip-1")
+		s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do back", "undo there"}, store.l.did())
 		require.Equal(t, []string{"do there", "do back", "do hotel", "undo back", "undo there"}, s.Calls)
@@ -117,7 +117,7 @@ func TestTransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
 		full.times.Store(2)
 		sg := sequence(inTx("flight"))
 		var told audience
-		r, _ := begin[trip](t, full, saga.RunnerConfig{OnEvent: told.hear}, sg)
+		r, _ := observed[trip](t, full, saga.RunnerConfig{}, told.hear, sg)
 		mustStart(t, r, sg)
 		requireCompleted(t, r, "trip-1")
 		require.Equal(t, []string{"do flight"}, full.l.did())
@@ -148,7 +148,7 @@ func TestAttemptDoesNotBeginWithoutItsLease(t *testing.T) {
 			return nil
 		}
 		sg := sequence(step("flight"), hotel)
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		requireCompleted(t, r, "trip-1")
 		require.Equal(t, []int64{2}, epochs)
@@ -165,7 +165,7 @@ func TestSagaThatWasDeletedIsLost(t *testing.T) {
 			return store.Receipt{}, store.ErrFenced
 		}
 		sg := sequence(step("flight"))
-		r, _ := begin(t, store.Store(&vanishing{gate: g, gone: &gone}), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(&vanishing{gate: g, gone: &gone}), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Second)
 		require.EqualValues(t, 1, r.Stats().Lost)
@@ -204,7 +204,7 @@ func TestSignalsAreReadAgainSoon(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			st := &hard{Store: saga.NewMemory(), fails: fails}
 			sg := sequence(awaits("paid"))
-			r, _ := begin(t, store.Store(st), saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed(t, store.Store(st), saga.RunnerConfig{}, silent, sg)
 			r.SetChance(func(below time.Duration) time.Duration { return below - 1 })
 			begun := time.Now()
 			mustStart(t, r, sg)
@@ -238,7 +238,7 @@ func TestStoreThatHangsHoldsNoAttempt(t *testing.T) {
 			return ctx.Err()
 		}
 		sg := sequence(quick, slow)
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		close(hang)
@@ -271,13 +271,13 @@ func TestCancellationThatMeetsADoTx(t *testing.T) {
 			flight := inTx("flight")
 			do := flight.DoTx
 			flight.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Cancel(ctx, "trip-1", "ill"))
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 				return do(ctx, tx, s)
 			}
 			sg := sequence(flight, step("hotel"))
-			r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 			mustStart(t, r, sg)
-			s, err := sg.Result(t.Context(), r, "trip-1")
+			s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)
 			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 		})
@@ -308,7 +308,7 @@ func TestClaimOfAForeignSaga(t *testing.T) {
 			return []store.Record{{ID: "other-1", Saga: "other", Status: saga.Running, Epoch: 1}}, nil
 		}
 		sg := sequence(step("flight"))
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		time.Sleep(10 * time.Second)
 		mustStart(t, r, sg)
 		requireCompleted(t, r, "trip-1")
@@ -326,7 +326,7 @@ func TestCancellationThatMeetsALostAnswer(t *testing.T) {
 			receipt, err := g.Store.Commit(ctx, req)
 			if first {
 				first = false
-				require.NoError(t, saga.NewRunner(g.Store, saga.RunnerConfig{}).Cancel(ctx, "trip-1", "ill"))
+				require.NoError(t, saga.NewRunner(g.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 				return store.Receipt{}, errDown
 			}
 			return receipt, err
@@ -334,10 +334,10 @@ func TestCancellationThatMeetsALostAnswer(t *testing.T) {
 		slow := step("hotel") // its start is in that commit
 		slow.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 		sg := sequence(step("flight"), slow)
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		begun := time.Now()
 		mustStart(t, r, sg)
-		_, err := sg.Result(t.Context(), r, "trip-1")
+		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Zero(t, time.Since(begun), "no heartbeat had to tell it")
 	})

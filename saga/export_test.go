@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"context"
 	"time"
 
 	"github.com/go-resilience/resilience/policy"
@@ -8,6 +9,19 @@ import (
 
 // SetChance replaces the source of the pauses by chance between two calls of the store.
 func (r *Runner) SetChance(f func(below time.Duration) time.Duration) { r.chance = f }
+
+// ResultOf waits for a saga of any definition that r has, and whose state is an S.
+func ResultOf[S any](ctx context.Context, r *Runner, id string) (s S, err error) {
+	in, err := r.Wait(ctx, id)
+	if err != nil {
+		return s, err
+	}
+	p, err := r.program(in.Saga, in.Version)
+	if err != nil {
+		return s, err
+	}
+	return (&Handle[S]{engine: r, current: &Definition{p}, versions: map[int]*program{in.Version: p}}).Result(ctx, id)
+}
 
 // DescribeEvent returns e as a registry receives it from the runner of that name.
 func DescribeEvent(e Event, runner string) policy.Event { return e.describe(runner) }

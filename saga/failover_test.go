@@ -60,7 +60,7 @@ func TestDoTxFindsThePrimary(t *testing.T) {
 		store := &failedOver{newTxMemory(t), servers.Open(t, 3)}
 		servers.Swap()
 		sg := sequence(inTx("flight"))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, store, saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()

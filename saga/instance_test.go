@@ -132,8 +132,8 @@ func TestErrorOfARecord(t *testing.T) {
 			}}
 			r := saga.NewRunner(st, saga.RunnerConfig{})
 			sg := ordered()
-			saga.Register(r, sg)
-			_, err := sg.Result(t.Context(), r, "trip-1")
+			sagas := saga.Register(r, sg)
+			_, err := sagas.Result(t.Context(), "trip-1")
 			e := detail(t, err)
 			require.EqualError(t, e.Err, c.err)
 			require.Len(t, e.Failed, len(c.failed))

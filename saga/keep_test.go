@@ -21,10 +21,10 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), cfg, good, bad)
 		const sagas = 450
 		for i := range sagas {
-			_, err := saga.Start(t.Context(), r, good, fmt.Sprint("good-", i), trip{})
+			_, err := saga.Register(r, good).Start(t.Context(), fmt.Sprint("good-", i), trip{})
 			require.NoError(t, err)
 		}
-		_, err := saga.Start(t.Context(), r, bad, "bad", trip{})
+		_, err := saga.Register(r, bad).Start(t.Context(), "bad", trip{})
 		require.NoError(t, err)
 		left := func() (good, bad int) {
 			page, _, err := r.List(t.Context(), saga.Filter{Limit: 2 * sagas, WithoutState: true})
@@ -48,7 +48,7 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 			require.Equal(t, []int{c.good, c.bad}, []int{good, bad})
 		}
 		require.EqualValues(t, sagas+1, r.Stats().Deleted)
-		require.EqualError(t, saga.RunnerConfig{Retention: saga.Retention{Abandoned: -1}}.Validate(),
-			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (forever) or more")
+		require.EqualError(t, saga.RunnerConfig{Retention: saga.Retention{Abandoned: -2}}.Validate(),
+			"saga.RunnerConfig.Retention.Abandoned is -2ns: must be 0 (for 30 days), more, or Unlimited")
 	})
 }

@@ -653,7 +653,7 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
 	}
 	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // neither on the way back
-	if !a.Final && (unlimited || limit < 0 || *attempts < limit) {
+	if !a.Final && (unlimited || limit == Unlimited || *attempts < limit) {
 		again := true
 		if !undo {
 			step, why := m.turning(now)

@@ -80,7 +80,7 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 		stop := r.Observe(a.hear)
 		begun := time.Now()
 		mustStart(t, r, sg)
-		_, err := sg.Result(t.Context(), r, "trip-1")
+		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		life := time.Since(begun)
 		heard := a.heard()
@@ -126,9 +126,9 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 		stop()
 		stop()
 		r.Observe(late.hear)
-		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		_, err = saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "trip-2")
+		_, err = saga.Register(r, sg).Result(t.Context(), "trip-2")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Len(t, a.heard(), len(heard))
 		require.Len(t, late.heard(saga.EventCompensated), 1)
@@ -147,12 +147,12 @@ func TestStatsCountByDefinition(t *testing.T) {
 		broken := sequence(failing("send", saga.Permanent(errDeclined)))
 		broken.Name = "mail"
 		broken.Steps[0].Undo = note("undo send", saga.Permanent(errDeclined))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg, newer, broken)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg, newer, broken)
 		require.Contains(t, metricsOf(r), "saga.sagas{saga=mail,status=abandoned}", "all series are there from the start")
 		for i, sg := range []*saga.Saga[trip]{sg, sg, newer, broken} {
-			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
+			_, err := saga.Register(r, sg).Start(t.Context(), fmt.Sprint("trip-", i), trip{})
 			require.NoError(t, err)
-			_, _ = sg.Result(t.Context(), r, fmt.Sprint("trip-", i))
+			_, _ = saga.Register(r, sg).Result(t.Context(), fmt.Sprint("trip-", i))
 		}
 		time.Sleep(time.Minute)
 		require.NoError(t, r.Operate(t.Context(), "trip-3", saga.Operation{Action: saga.ActionAbandon}))
@@ -197,7 +197,7 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sg := slow(time.Hour)
-			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Drain: -1}, sg)
+			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Drain: saga.None}, sg)
 			var a audience
 			r.Observe(a.hear)
 			mustStart(t, r, sg)
@@ -211,7 +211,7 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sg := slow(time.Hour)
 			g := &gate{Store: saga.NewMemory()}
-			r, _ := begin(t, g, saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed(t, g, saga.RunnerConfig{}, silent, sg)
 			var a audience
 			r.Observe(a.hear)
 			mustStart(t, r, sg)
@@ -226,11 +226,11 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 			store := newTxMemory(t)
 			store.l.refuse = 1
 			sg := sequence(inTx("flight"))
-			r, _ := begin[trip](t, store, saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed[trip](t, store, saga.RunnerConfig{}, silent, sg)
 			var a audience
 			r.Observe(a.hear)
 			mustStart(t, r, sg)
-			_, err := sg.Result(t.Context(), r, "trip-1")
+			_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, map[string]int{"failed": 1, "done": 1}, outcomes(r, &a))
 		})

@@ -67,10 +67,9 @@ func (r *Runner) History(ctx context.Context, id string, after int64, limit int)
 // An Entry is an entry in the log of a saga.
 type Entry = store.Entry
 
-// Cancel asks a running saga to turn back, and returns once that is recorded: in this process that is at once, in
-// another with the owner's next commit or heartbeat. A pivot or last step under way may succeed first: Result
-// tells how the saga has ended. Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done.
-func (r *Runner) Cancel(ctx context.Context, id, note string) error {
+// cancel asks a running saga to turn back, and returns once that is recorded: in this process that is at once, in
+// another with the owner's next commit or heartbeat.
+func (r *Runner) cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
@@ -120,7 +119,7 @@ type Operation struct {
 // [ErrNotRegistered] if this runner must know its definition.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if op.Action == ActionCancel {
-		return r.Cancel(ctx, id, op.Note)
+		return r.cancel(ctx, id, op.Note)
 	}
 	_, err := r.write(ctx, op.Action, id, func(rec *store.Record) (req store.CommitRequest, err error) {
 		switch {

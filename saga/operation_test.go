@@ -23,7 +23,7 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
 		sg := sequence(pivot, step("mail"), ship)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -54,12 +54,12 @@ func TestSkipWhileAnotherCancels(t *testing.T) {
 				mustStart(t, worker, sg)
 				time.Sleep(time.Minute)
 				commits := 0
-				r, other := saga.NewRunner(g, saga.RunnerConfig{OnEvent: silent}), saga.NewRunner(g.Store, saga.RunnerConfig{})
+				r, other := saga.NewRunner(g, saga.RunnerConfig{}), saga.NewRunner(g.Store, saga.RunnerConfig{})
 				saga.Register(r, sg)
 				g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 					commits++
 					if commits == 1 && c.cancel {
-						require.NoError(t, other.Cancel(ctx, "trip-1", "ill"))
+						require.NoError(t, other.Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 					}
 					return g.Store.Commit(ctx, req)
 				}
@@ -145,7 +145,7 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
 		sg := sequence(pivot, ship)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -187,7 +187,8 @@ func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg, store := sequence(step("flight")), &counted{Store: saga.NewMemory()}
 		var failed atomic.Int64
-		r := saga.NewRunner(store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(saga.Event) { failed.Add(1) })})
+		r := saga.NewRunner(store, saga.RunnerConfig{})
+		r.Observe(on(saga.EventStoreFailed, func(saga.Event) { failed.Add(1) }))
 		saga.Register(r, sg)
 		mustStart(t, r, sg)
 		running := func() float64 {

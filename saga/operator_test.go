@@ -35,9 +35,9 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 	t.Helper()
 	alerts := make(chan saga.Event, 10)
 	sg := broken(mended)
-	r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: on(saga.EventStuck, func(e saga.Event) {
+	r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker"}, on(saga.EventStuck, func(e saga.Event) {
 		alerts <- e
-	})}, sg)
+	}), sg)
 	mustStart(t, r, sg)
 	_, err := result[trip](t.Context(), r, "trip-1")
 	require.ErrorIs(t, err, saga.ErrStuck)
@@ -251,7 +251,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 
 		t.Log("unless a person knows")
 		works = false
-		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		_, err = saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		time.Sleep(time.Hour)
 		require.NoError(t, r.Operate(t.Context(), "trip-2", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
@@ -295,7 +295,7 @@ func TestStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 		ship.Do = func(context.Context, *trip) error { calls++; return saga.Permanent(errors.New("no such address")) }
 		paid.Parallel, paid.Delay = true, 13*time.Hour
 		sg := sequence(pivot, ship, paid)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		time.Sleep(12 * time.Hour)
 		require.Equal(t, 1, calls)
@@ -330,7 +330,7 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 					operator = saga.NewRunner(store, saga.RunnerConfig{}) // without definitions
 				}
 				begun := time.Now()
-				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
+				require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}), name)
 				s, err := result[trip](canceledAfter(t, time.Minute), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCanceled)
 				require.ErrorIs(t, err, saga.ErrCompensated)
@@ -359,7 +359,9 @@ func (*slowCodec) Decode(data []byte, s *trip) error { return json.Unmarshal(dat
 // TestPivotDoesNotBeginTooLate: a cancellation comes, or the deadline passes, while its start is recorded.
 func TestPivotDoesNotBeginTooLate(t *testing.T) {
 	for why, meanwhile := range map[error]func(*testing.T, *saga.Runner){
-		saga.ErrCanceled: func(t *testing.T, other *saga.Runner) { require.NoError(t, other.Cancel(t.Context(), "trip-1", "ill")) },
+		saga.ErrCanceled: func(t *testing.T, other *saga.Runner) {
+			require.NoError(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		},
 		saga.ErrDeadline: func(*testing.T, *saga.Runner) { time.Sleep(4 * time.Second) },
 	} {
 		t.Run(why.Error(), func(t *testing.T) {
@@ -405,7 +407,7 @@ func TestCancelDuringTheLastTransaction(t *testing.T) {
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(2 * time.Second)
-		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do hotel", "undo hotel"}, store.l.did())
@@ -424,13 +426,13 @@ func TestCancelAgainIsNoError(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		synctest.Wait()
-		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		synctest.Wait()
-		require.NoError(t, r.Cancel(t.Context(), "trip-1", "again"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "again"}))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"ill"}, cancelNotes(t, r))
-		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}), saga.ErrNotAllowed)
 	})
 }
 
@@ -458,7 +460,7 @@ func TestCancelAfterThePivot(t *testing.T) {
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		synctest.Wait()
-		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}), saga.ErrNotAllowed)
 		_, err := st.Post(t.Context(), store.PostRequest{
 			ID: "trip-1", Payload: []byte("it was not seen that it is late"), Cancel: true,
 		})
@@ -466,7 +468,7 @@ func TestCancelAfterThePivot(t *testing.T) {
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight", "do charge", "do receipt"}, s.Calls)
-		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}), saga.ErrNotAllowed)
 	})
 }
 
@@ -481,7 +483,7 @@ func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
 		mustStart(t, r, sg)
 		synctest.Wait()
 		other := saga.NewRunner(store, saga.RunnerConfig{})
-		require.ErrorIs(t, other.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
+		require.ErrorIs(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}), saga.ErrNotAllowed)
 		in, err := other.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.StepDone, in.Steps[1].Status)
@@ -536,7 +538,7 @@ func TestOperatorLeavesAWaitAsItIs(t *testing.T) {
 func TestHookThatPanicsHoldsNoOperationUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(time.Hour)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: on(saga.EventAbandoned, func(saga.Event) { panic("oops") })}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, on(saga.EventAbandoned, func(saga.Event) { panic("oops") }), sg)
 		mustStart(t, r, sg)
 		require.PanicsWithValue(t, "oops", func() {
 			_ = r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon})

@@ -55,7 +55,7 @@ func TestCodecThatFailsNowAndThen(t *testing.T) {
 			hotel.Parallel = true
 			sg := sequence(step("flight"), hotel)
 			sg.Codec = codec
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 			mustStart(t, r, sg)
 			time.Sleep(time.Minute)
 			in, err := r.Get(t.Context(), "trip-1")
@@ -125,7 +125,7 @@ func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
 				sg := sequence(step("flight"), hotel, car)
 				sg.Codec = codec
 				st := saga.NewMemory()
-				r, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+				r, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
 				mustStart(t, r, sg)
 				time.Sleep(time.Minute)
 				in, err := r.Get(t.Context(), "trip-1")
@@ -138,9 +138,9 @@ func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
 				stop()
 
 				mended := sequence(step("flight"), step("hotel"), car)
-				r, _ = begin(t, st, saga.RunnerConfig{OnEvent: silent}, mended)
+				r, _ = observed(t, st, saga.RunnerConfig{}, silent, mended)
 				require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
-				s, err := mended.Result(t.Context(), r, "trip-1")
+				s, err := saga.Register(r, mended).Result(t.Context(), "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.Contains(t, s.Calls, "undo hotel")
 			})
@@ -164,7 +164,7 @@ func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 				require.Empty(t, w.did)
 			}
 		}
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: slow}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, slow, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)
@@ -182,13 +182,13 @@ func TestHookOfStartComesFirst(t *testing.T) {
 		do := st.Do
 		st.Do = func(ctx context.Context, s *trip) error { at <- time.Since(begun); return do(ctx, s) }
 		sg := sequence(st)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1, Poll: time.Hour, OnEvent: func(_ context.Context, e saga.Event) {
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1, Poll: time.Hour}, func(_ context.Context, e saga.Event) {
 			if e.Kind == saga.EventCreated && e.ID == "trip-2" {
 				time.Sleep(10 * time.Second)
 			}
-		}}, sg)
+		}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		_, err := saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		requireCompleted(t, r, "trip-2")
 		require.Equal(t, []time.Duration{0, 10 * time.Second}, []time.Duration{<-at, <-at})
@@ -203,20 +203,20 @@ func TestHookThatPanicsIsTheCallers(t *testing.T) {
 		log.SetOutput(&out)
 		defer log.SetOutput(os.Stderr)
 		sg := sequence(step("flight"), step("hotel"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) { panic(e.Kind) }}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, func(_ context.Context, e saga.Event) { panic(e.Kind) }, sg)
 		require.PanicsWithValue(t, saga.EventCreated, func() {
-			_, _ = saga.Start(t.Context(), r, sg, "trip-1", trip{})
+			_, _ = saga.Register(r, sg).Start(t.Context(), "trip-1", trip{})
 		})
-		_, err := sg.Result(t.Context(), r, "trip-1")
+		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, int64(0), r.Stats().TakenOver)
 		synctest.Wait()
-		require.Contains(t, out.String(), "saga: OnEvent panicked: completed\n")
+		require.Contains(t, out.String(), "saga: observer panicked: completed\n")
 
 		failing := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 		failing.Observe(func(_ context.Context, e saga.Event) { panic(e.Kind) })
-		saga.Register(failing, sg)
-		require.Panics(t, func() { _, _ = saga.Start(t.Context(), failing, sg, "trip-2", trip{}) })
+		sagas := saga.Register(failing, sg)
+		require.Panics(t, func() { _, _ = sagas.Start(t.Context(), "trip-2", trip{}) })
 		in, err := failing.Get(t.Context(), "trip-2")
 		require.NoError(t, err)
 		require.Equal(t, saga.Running, in.Status)

@@ -105,7 +105,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st, calls := step("hotel"), 0
-				st.Attempts = -1
+				st.Attempts = saga.Unlimited
 				st.Do = func(context.Context, *trip) error {
 					if calls++; calls == 1 && c.before != nil {
 						return c.before

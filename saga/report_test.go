@@ -36,7 +36,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		out.Reset()
 		g.set(true)
 		for range 3 { // beside the runner, each at its own time
-			go func() { _, _ = sg.Result(t.Context(), r, "trip-2") }()
+			go func() { _, _ = saga.Register(r, sg).Result(t.Context(), "trip-2") }()
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(10*time.Second - 31*time.Millisecond)
@@ -82,10 +82,10 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 		for i, err := range []error{nil, errDown /* for now, perhaps */} {
 			st.err = err
 			id := fmt.Sprint("trip-", i)
-			r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
-			_, err := saga.Start(t.Context(), r, sg, id, trip{})
+			r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+			_, err := saga.Register(r, sg).Start(t.Context(), id, trip{})
 			require.NoError(t, err)
-			_, err = sg.Result(t.Context(), r, id)
+			_, err = saga.Register(r, sg).Result(t.Context(), id)
 			require.NoError(t, err)
 			require.EqualValues(t, i, r.Stats().StoreErrors)
 		}
@@ -120,9 +120,9 @@ func TestRunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ := begin(t, store, saga.RunnerConfig{Poll: time.Hour}, sg)
 		elsewhere := saga.NewRunner(store, saga.RunnerConfig{})
-		saga.Register(elsewhere, sg)
+		sagas := saga.Register(elsewhere, sg)
 		start := func(id string) {
-			_, err := saga.Start(t.Context(), elsewhere, sg, id, trip{})
+			_, err := sagas.Start(t.Context(), id, trip{})
 			require.NoError(t, err)
 		}
 		begun := time.Now()

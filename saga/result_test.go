@@ -54,7 +54,7 @@ func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
 			results := make(chan trip, 3)
 			for range 3 {
 				go func() {
-					s, err := sg.Result(t.Context(), r, "trip-1")
+					s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 					assert.ErrorIs(t, err, test.want)
 					results <- s
 				}()
@@ -77,7 +77,7 @@ func TestResultForgetsAFailureThatIsOver(t *testing.T) {
 		time.AfterFunc(1500*time.Millisecond, func() { g.set(false) })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := sg.Result(ctx, client, "trip-1")
+		_, err := saga.Register(client, sg).Result(ctx, "trip-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NotErrorIs(t, err, errDown)
 	})
@@ -95,7 +95,7 @@ func TestResultLeavesTheOthersAlone(t *testing.T) {
 			go func() {
 				ctx, cancel := context.WithTimeout(t.Context(), []time.Duration{2 * time.Hour, 10 * time.Second, 2 * time.Hour}[i])
 				defer cancel()
-				_, _ = sg.Result(ctx, r, "trip-1")
+				_, _ = saga.Register(r, sg).Result(ctx, "trip-1")
 				done <- time.Since(begun)
 			}()
 		}
@@ -117,12 +117,12 @@ func TestResultIsTheCallersOwn(t *testing.T) {
 		do := func(context.Context, *[]byte) error { time.Sleep(time.Millisecond); return nil }
 		sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{}, Steps: []saga.Step[[]byte]{{Name: "wait", Do: do, ReadOnly: true}}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "bytes-1", []byte("paid"))
+		_, err := saga.Register(r, sg).Start(t.Context(), "bytes-1", []byte("paid"))
 		require.NoError(t, err)
 		results := make(chan []byte)
 		for range 2 {
 			go func() {
-				s, err := sg.Result(t.Context(), r, "bytes-1")
+				s, err := saga.Register(r, sg).Result(t.Context(), "bytes-1")
 				assert.NoError(t, err)
 				results <- s
 			}()
@@ -146,7 +146,7 @@ func TestResultOfARecordThatCannotBeRead(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() { assert.NoError(t, r.Run(ctx)) }()
-		_, err = sg.Result(t.Context(), r, "trip-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.ErrorContains(t, err, "the record's steps cannot be read")
 	})
 }
@@ -157,16 +157,16 @@ func TestResultInAHookOfTheEnd(t *testing.T) {
 		sg := sequence(step("flight"))
 		var r *saga.Runner
 		var took time.Duration
-		r, _ = begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(ctx context.Context, e saga.Event) {
+		r, _ = observed(t, saga.NewMemory(), saga.RunnerConfig{}, func(ctx context.Context, e saga.Event) {
 			if e.Kind == saga.EventCompleted {
 				begun := time.Now()
-				_, err := sg.Result(ctx, r, e.ID)
+				_, err := saga.Register(r, sg).Result(ctx, e.ID)
 				assert.NoError(t, err)
 				took = time.Since(begun)
 			}
-		}}, sg)
+		}, sg)
 		mustStart(t, r, sg)
-		_, err := sg.Result(t.Context(), r, "trip-1")
+		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, took)
 	})
@@ -186,7 +186,7 @@ func TestResultThatWaitsForLongNeedsNoMoreMemory(t *testing.T) {
 			return int(m.HeapAlloc)
 		}
 		before := inUse()
-		_, err := sg.Result(canceledAfter(t, polls*time.Second), r, "trip-1")
+		_, err := saga.Register(r, sg).Result(canceledAfter(t, polls*time.Second), "trip-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Less(t, inUse()-before, 100*polls)
 		runtime.KeepAlive(r)

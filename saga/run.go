@@ -28,7 +28,7 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	case p.needsTx:
 		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, p.name)
 	case p.awaits || p.children:
-		return fmt.Errorf("saga: %s has a step with an Await or a Saga: it needs a Runner", p.name)
+		return fmt.Errorf("saga: %s has a step with an Await or a Child: it needs a Runner", p.name)
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}

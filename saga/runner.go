@@ -81,21 +81,8 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	return r
 }
 
-// Name returns the Name of the RunnerConfig.
-
 // Config returns the configuration, with its defaults.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
-
-// Register makes definitions, and those of their children, known to a runner; versions side by side. It panics
-// if one is not valid, needs transactions that the store has not, has the name and version of another, or if JSON
-// does not keep all fields of S and there is no Codec.
-func Register[S any](r *Runner, sagas ...*Saga[S]) {
-	for _, sg := range sagas {
-		if err := r.register(sg.program()); err != nil {
-			panic(err)
-		}
-	}
-}
 
 // Register implements [Engine]. Programs call the function [Register].
 func (r *Runner) Register(d *Definition) error { return r.register(d.p, nil) }
@@ -143,7 +130,7 @@ func (r *Runner) program(saga string, version int) (*program, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
 
-// Wake makes the runner ask for due sagas now, such as after the commit of a [StartTx].
+// Wake makes the runner look for due sagas now, after the commit of a [Handle.StartTx] for example.
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -201,7 +188,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		h.nudge()
 	}
 	r.mu.Unlock()
-	defer time.AfterFunc(r.cfg.Drain, func() { cancel(errDraining) }).Stop()
+	defer time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(errDraining) }).Stop()
 	r.work.Wait()
 	cancel(errDraining)
 	_ = loops.Wait()
@@ -417,20 +404,18 @@ const sweepBatch = 200
 // returns when to go on. A runner that is busy does so as well, since it ends many.
 func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	next = 3 * r.cfg.LeaseTTL
-	for _, kept := range []struct {
-		status Status
-		age    time.Duration
-	}{{Completed, r.cfg.Retention.Completed}, {Compensated, r.cfg.Retention.Compensated}, {Abandoned, r.cfg.Retention.Abandoned}} {
-		if kept.age <= 0 {
+	for _, kept := range r.cfg.Retention.byStatus() {
+		if kept.age == Unlimited {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
 		n, err := r.store.DeleteEnded(call, kept.status, kept.age, sweepBatch)
 		cancel()
 		if err != nil {
-			if ctx.Err() == nil {
-				r.storeFailed(ctx, fmt.Errorf("saga: sweep: %w", err))
+			if ctx.Err() != nil {
+				return next
 			}
+			r.storeFailed(ctx, fmt.Errorf("saga: sweep: %w", err))
 			continue
 		}
 		r.figures.count(func(s *Stats) { s.Deleted += int64(n) })
@@ -680,7 +665,7 @@ func (h *hold) load() {
 			}
 		}, h.m.carried)
 	}
-	if most := h.r.cfg.MaxTakeovers; err == nil && most >= 0 && h.rec.Takeovers > most {
+	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > most {
 		err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
 	}
 	h.in.runner.look, h.in.runner.takenFrom, h.in.runner.stick = true, h.rec.Previous, err
@@ -876,7 +861,9 @@ func (h *hold) perform(calls []Call) {
 			if h.r.tx.Exclusive() {
 				// No heartbeat is written meanwhile. A saga is held since its claim began, which may have
 				// waited for one such transaction, and its first heartbeat may wait for another.
-				t.Timeout = min(t.Timeout, h.r.cfg.LeaseTTL/3)
+				if most := h.r.cfg.LeaseTTL / 3; t.Timeout == 0 || t.Timeout > most {
+					t.Timeout = most
+				}
 			}
 		}
 		ctx, cancel := context.WithCancelCause(h.ctx)

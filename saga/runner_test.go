@@ -3,6 +3,7 @@ package saga_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log"
 	"math"
@@ -22,7 +23,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// on returns an OnEvent that calls fn for the events of a kind, and silent one that keeps the
+// on returns an observer that calls fn for the events of a kind, and silent one that keeps the
 // runner from logging them.
 func on(kind saga.EventKind, fn func(saga.Event)) func(context.Context, saga.Event) {
 	return func(_ context.Context, e saga.Event) {
@@ -55,8 +56,21 @@ func long(d time.Duration) time.Duration {
 // begin runs a runner until stop is called or the test ends.
 func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
+	return observed(t, st, cfg, nil, sagas...)
+}
+
+// observed is begin with an observer, unless that is nil.
+func observed[S any](
+	t *testing.T, st store.Store, cfg saga.RunnerConfig, hear func(context.Context, saga.Event), sagas ...*saga.Saga[S],
+) (r *saga.Runner, stop func()) {
+	t.Helper()
 	r = saga.NewRunner(st, cfg)
-	saga.Register(r, sagas...)
+	if hear != nil {
+		r.Observe(hear)
+	}
+	for _, sg := range sagas {
+		saga.Register(r, sg)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -69,9 +83,22 @@ func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...
 	return r, stop
 }
 
-// result waits for a saga by its id alone: any definition with the state S decodes it.
+// result waits for a saga of any definition whose state is an S.
 func result[S any](ctx context.Context, r *saga.Runner, id string) (S, error) {
-	return new(saga.Saga[S]).Result(ctx, r, id)
+	return saga.ResultOf[S](ctx, r, id)
+}
+
+// start starts a saga of a definition that need not be registered.
+func start[S any](ctx context.Context, r *saga.Runner, sg *saga.Saga[S], id string, s S) (*saga.Instance, error) {
+	d, err := saga.Define(sg)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	return r.Start(ctx, d, id, data)
 }
 
 func events(t *testing.T, r *saga.Runner, id string) []string {
@@ -88,7 +115,7 @@ func events(t *testing.T, r *saga.Runner, id string) []string {
 
 func mustStart(t *testing.T, r *saga.Runner, sg *saga.Saga[trip]) *saga.Instance {
 	t.Helper()
-	in, err := saga.Start(t.Context(), r, sg, "trip-1", trip{})
+	in, err := saga.Register(r, sg).Start(t.Context(), "trip-1", trip{})
 	require.NoError(t, err)
 	return in
 }
@@ -97,9 +124,9 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"), step("hotel"), step("car"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"begin"}})
+		_, err := saga.Register(r, sg).Start(t.Context(), "trip-1", trip{Calls: []string{"begin"}})
 		require.NoError(t, err)
-		s, err := sg.Result(t.Context(), r, "trip-1")
+		s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "step_done car", "completed"}, events(t, r, "trip-1"))
@@ -238,7 +265,7 @@ func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		}
 		sg := sequence(st)
 		var storeErrs atomic.Int64
-		cut, _ := begin(t, g, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(saga.Event) { storeErrs.Add(1) })}, sg)
+		cut, _ := observed(t, g, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(saga.Event) { storeErrs.Add(1) }), sg)
 		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, cut, sg)
 		time.Sleep(7 * time.Second) // one heartbeat, at 5 s
@@ -476,7 +503,7 @@ func TestRunnerThatStopsBeginsNothing(t *testing.T) {
 		}}
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		begun := time.Now()
-		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
+		_, err := saga.Register(r, sg).Start(t.Context(), "wide-1", counts2{})
 		require.NoError(t, err)
 		synctest.Wait()
 		stop()
@@ -542,13 +569,11 @@ func TestRunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 			return store.Receipt{}, errDown
 		}}
 		sg := sequence(step("flight"), step("hotel"))
-		first, stop := begin(t, g, saga.RunnerConfig{
-			OnEvent: on(saga.EventStoreFailed, func(saga.Event) {
-				if time.Since(begun) > 11*time.Second {
-					late.Add(1)
-				}
-			}),
-		}, sg)
+		first, stop := observed(t, g, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(saga.Event) {
+			if time.Since(begun) > 11*time.Second {
+				late.Add(1)
+			}
+		}), sg)
 		mustStart(t, first, sg)
 		time.Sleep(time.Second)
 		second, _ := begin(t, st, saga.RunnerConfig{}, sg)
@@ -708,7 +733,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 			return st.Store.Commit(ctx, req)
 		}
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "wide-1", map[string]string{"seed": "1"})
+		_, err := saga.Register(r, sg).Start(t.Context(), "wide-1", map[string]string{"seed": "1"})
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
 		close(release)
@@ -727,12 +752,12 @@ func TestStepWhoseChangesConflictRunsAgain(t *testing.T) {
 		b.Parallel = true
 		sg := sequence(a, b) // both append to Calls
 		var retries atomic.Int64
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: on(saga.EventAttempted, func(e saga.Event) {
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, on(saga.EventAttempted, func(e saga.Event) {
 			if e.Err != nil {
 				retries.Add(1)
 				assert.Equal(t, "saga: two steps that run in parallel have both changed s.Calls", e.Err.Error())
 			}
-		})}, sg)
+		}), sg)
 		mustStart(t, r, sg)
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -754,14 +779,14 @@ func TestStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 			},
 		}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "sum-1", 0)
+		_, err := saga.Register(r, sg).Start(t.Context(), "sum-1", 0)
 		require.NoError(t, err)
 		s, err := result[float64](t.Context(), r, "sum-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "the state does not encode")
 		require.Equal(t, 10.0, s)
 
-		_, err = saga.Start(t.Context(), r, sg, "sum-2", math.Inf(1))
+		_, err = saga.Register(r, sg).Start(t.Context(), "sum-2", math.Inf(1))
 		require.ErrorContains(t, err, "the state does not encode")
 		_, err = r.Get(t.Context(), "sum-2")
 		require.ErrorIs(t, err, saga.ErrNotFound)
@@ -784,7 +809,7 @@ func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 			sg := sequence(step("flight"))
-			require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"), name)
+			require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}), name)
 			r, stop := begin(t, st, saga.RunnerConfig{}, sg)
 			time.Sleep(2 * time.Second)
 			rec, err := st.Load(t.Context(), "trip-1")
@@ -811,8 +836,8 @@ func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					st, sg := saga.NewMemory(), sequence(step("flight"))
 					abandoned(t, st, "trip-1", "dead")
-					require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"))
-					_, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, wrong)
+					require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+					_, stop := observed(t, st, saga.RunnerConfig{}, silent, wrong)
 					time.Sleep(time.Minute)
 					stop()
 					r, _ := begin(t, st, saga.RunnerConfig{}, sg)
@@ -835,9 +860,9 @@ func TestStepOfARecordThatItsOwnerCannotRead(t *testing.T) {
 			owner.Store(req.Owner)
 			return g.Store.Claim(ctx, req)
 		}
-		_, stop := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sequence(step("train")))
+		_, stop := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sequence(step("train")))
 		abandoned(t, g, "trip-1", owner.Load().(string))
-		require.NoError(t, idle(g.Store, sg).Cancel(t.Context(), "trip-1", "ill"))
+		require.NoError(t, idle(g.Store, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(time.Minute)
 		stop()
 		r, _ := begin(t, g.Store, saga.RunnerConfig{}, sg)
@@ -854,10 +879,10 @@ func TestStepOfARecordThatCouldNotBeReadAndWasReleased(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
 		st, sg := saga.NewMemory(), sequence(charge)
-		_, err := saga.Start(t.Context(), idle(st, sg), sg, "trip-1", trip{})
+		_, err := saga.Register(idle(st, sg), sg).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
-		require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"))
-		_, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(step("train")))
+		require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		_, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(step("train")))
 		time.Sleep(time.Minute)
 		stop()
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
@@ -922,13 +947,13 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		require.Equal(t, saga.Running, in.Status)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		in, err = saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"again"}})
+		in, err = saga.Register(r, sg).Start(t.Context(), "trip-1", trip{Calls: []string{"again"}})
 		require.NoError(t, err)
 		require.Equal(t, saga.Completed, in.Status)
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight"}, s.Calls)
-		_, err = saga.Start(t.Context(), r, other, "trip-1", trip{})
+		_, err = saga.Register(r, other).Start(t.Context(), "trip-1", trip{})
 		require.ErrorIs(t, err, saga.ErrExists)
 
 		t.Log("an answer that was lost")
@@ -938,7 +963,7 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 			return store.Record{}, false, errDown
 		}
 		begun := time.Now()
-		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		_, err = saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		_, err = result[trip](t.Context(), r, "trip-2")
 		require.NoError(t, err)
@@ -948,7 +973,7 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		st.start = func(context.Context, store.StartRequest) (store.Record, bool, error) {
 			return store.Record{}, false, errDown
 		}
-		_, err = saga.Start(t.Context(), r, sg, "trip-3", trip{})
+		_, err = saga.Register(r, sg).Start(t.Context(), "trip-3", trip{})
 		require.ErrorIs(t, err, errDown)
 	})
 }
@@ -966,7 +991,7 @@ func TestContextOfTheCallerEndsWithStart(t *testing.T) {
 		}
 		sg := sequence(slow, step("hotel"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(ctx, r, sg, "trip-1", trip{})
+		_, err := saga.Register(r, sg).Start(ctx, "trip-1", trip{})
 		require.NoError(t, err)
 		cancel()
 		s, err := result[trip](t.Context(), r, "trip-1")
@@ -979,7 +1004,7 @@ func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 	store := saga.NewMemory()
 	r := saga.NewRunner(store, saga.RunnerConfig{})
 	sg := sequence(step("flight"))
-	saga.Register(r, sg)
+	sagas := saga.Register(r, sg)
 	v2 := sequence(step("flight"))
 	v2.Version = 2
 	ended, cancel := context.WithCancel(t.Context())
@@ -998,10 +1023,10 @@ func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 		{t.Context(), sg, "a\x00b", "without NUL"},
 		{t.Context(), sg, "\xff", "UTF-8"},
 	} {
-		_, err := saga.Start(c.ctx, r, c.sg, c.id, trip{})
+		_, err := start(c.ctx, r, c.sg, c.id, trip{})
 		require.ErrorContains(t, err, c.want)
 	}
-	require.ErrorContains(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), "saga: no transactions")
+	require.ErrorContains(t, sagas.StartTx(t.Context(), nil, "trip-1", trip{}), "saga: no transactions")
 	recs, _, err := r.List(t.Context(), saga.Filter{})
 	require.NoError(t, err)
 	require.Empty(t, recs)
@@ -1013,10 +1038,9 @@ func TestVersionsSideBySide(t *testing.T) {
 		v2.Version = 2
 		st := saga.NewMemory()
 		old := saga.NewRunner(st, saga.RunnerConfig{})
-		saga.Register(old, v1, v2)
-		_, err := saga.Start(t.Context(), old, v1, "one", trip{})
+		_, err := saga.Register(old, v1).Start(t.Context(), "one", trip{})
 		require.NoError(t, err)
-		_, err = saga.Start(t.Context(), old, v2, "two", trip{})
+		_, err = saga.Register(old, v2, v1).Start(t.Context(), "two", trip{})
 		require.NoError(t, err)
 
 		r, stop := begin(t, st, saga.RunnerConfig{}, v2)
@@ -1057,8 +1081,11 @@ func TestResultSaysWhy(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "none")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		mustStart(t, r, sg)
-		_, err = result[int](t.Context(), r, "trip-1")
-		require.ErrorContains(t, err, "is a *saga_test.trip, not a *int")
+		other := sequence(step("flight"))
+		other.Name = "other"
+		_, err = saga.Register(r, other).Result(t.Context(), "trip-1")
+		require.ErrorIs(t, err, saga.ErrNotRegistered)
+		require.ErrorContains(t, err, `"trip-1" is of trip version 1, which the handle of other lacks`)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err = result[trip](ctx, r, "trip-1")
@@ -1107,7 +1134,7 @@ func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 8}, sg)
 		begun := time.Now()
 		for i := range 100 {
-			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
+			_, err := saga.Register(r, sg).Start(t.Context(), fmt.Sprint("trip-", i), trip{})
 			require.NoError(t, err)
 		}
 		for i := range 100 {
@@ -1137,7 +1164,7 @@ func TestRunnerWithoutDefinitionsClaimsNothing(t *testing.T) {
 func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := &forgetful{Store: saga.NewMemory()}, slow(time.Hour)
-		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		st.forgot.Store("trip-1")
 		time.Sleep(6 * time.Second)
@@ -1201,7 +1228,7 @@ func TestAttemptOfALostSagaIsInterrupted(t *testing.T) {
 		sg := sequence(flight, hotel)
 		sg.Codec = &codec
 		st := &forgetful{Store: saga.NewMemory()}
-		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 		var a audience
 		r.Observe(a.hear)
 		mustStart(t, r, sg)
@@ -1227,7 +1254,7 @@ func TestCommitWhoseFateIsUnknownIsToldOf(t *testing.T) {
 			return g.Store.Commit(ctx, req)
 		}
 		sg := sequence(step("flight"))
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{Poll: time.Hour, OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{Poll: time.Hour}, silent, sg)
 		var a audience
 		r.Observe(a.hear)
 		mustStart(t, r, sg)
@@ -1270,13 +1297,13 @@ func TestCancelByManyAtOnce(t *testing.T) {
 		for range 4 {
 			calls.Go(func() {
 				for range 1000 {
-					assert.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+					assert.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 				}
 			})
 		}
 		calls.Go(func() {
 			for i := range 500 { // which are held meanwhile, and let go
-				_, err := saga.Start(t.Context(), r, other, fmt.Sprint("other-", i), trip{})
+				_, err := saga.Register(r, other).Start(t.Context(), fmt.Sprint("other-", i), trip{})
 				assert.NoError(t, err)
 			}
 		})
@@ -1296,7 +1323,7 @@ func TestRunnerThatStopsKeepsNoPlace(t *testing.T) {
 		synctest.Wait()
 		go stop()
 		synctest.Wait()
-		in, err := saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		in, err := saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		require.Empty(t, in.Owner)
 		time.Sleep(5 * time.Second)

@@ -46,6 +46,11 @@ import (
 	"time"
 )
 
+const (
+	Unlimited = -1       // means no limit, in a field that accepts Unlimited
+	None      = -1 << 31 // means no time, in a field that accepts None
+)
+
 // A Saga is a definition, which does not change once it is in use. S is the state that its steps share.
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes

@@ -179,7 +179,7 @@ func TestOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 			pivot, paid := step("charge"), awaits("paid")
 			pivot.Pivot, paid.AwaitFor = true, long(24*time.Hour)
 			sg := sequence(pivot, paid)
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+			r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrStuck)
@@ -247,7 +247,7 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
 		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", make([]byte, 64<<10)), saga.ErrNotFound)
 		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "saga: no transactions")
-		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
+		require.NoError(t, r.Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "no"}))
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		err = r.Signal(ctx, "trip-1", "paid", nil)
@@ -358,7 +358,7 @@ func TestSignalIsSeenByAnUndoOrRefused(t *testing.T) {
 			}
 			mustStart(t, r, sg)
 			time.Sleep(time.Hour)
-			require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)
 			if after {
@@ -377,8 +377,10 @@ func TestCancellationOfASagaThatGetsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &parking{Store: saga.NewMemory()}
 		sg := cursed()
-		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
-		st.before = func() { require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill")) }
+		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
+		st.before = func() {
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		}
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"stuck charge"}, last(events(t, r, "trip-1"), 1))
@@ -586,9 +588,9 @@ func TestSignalsAreReadOnlyWhenTheyMatter(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.EqualValues(t, 2, st.reads.Swap(0), "when it is claimed, and for the Undos")
-		_, err = saga.Start(t.Context(), r, none, "none-1", trip{})
+		_, err = saga.Register(r, none).Start(t.Context(), "none-1", trip{})
 		require.NoError(t, err)
-		_, err = none.Result(t.Context(), r, "none-1")
+		_, err = saga.Register(r, none).Result(t.Context(), "none-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Zero(t, st.reads.Load())
 	})

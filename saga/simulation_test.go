@@ -95,7 +95,7 @@ func simulateSaga(w *sim.World) {
 		v.living.Go(func() {
 			for ctx.Err() == nil {
 				n := v.node0()
-				if _, err := saga.Start(ctx, n.runner, n.sg, id, book{}); err == nil {
+				if _, err := saga.Register(n.runner, n.sg).Start(ctx, id, book{}); err == nil {
 					return
 				}
 				time.Sleep(time.Second)
@@ -261,7 +261,9 @@ func (v *village) operator() *node {
 func (n *node) register() {
 	leaf, sealed := n.bind(&n.v.leaf, nil), n.bind(&n.v.sealed, nil)
 	n.sg = n.bind(&n.v.parent, map[string]*saga.Saga[book]{"leaf": leaf, "sealed": sealed})
-	saga.Register(n.runner, leaf, sealed, n.sg)
+	for _, sg := range []*saga.Saga[book]{leaf, sealed, n.sg} {
+		saga.Register(n.runner, sg)
+	}
 }
 
 // bind returns a copy of a definition for one process. A step without a Do is one with

@@ -40,13 +40,13 @@ func TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled(t *
 			synctest.Test(t, func(t *testing.T) {
 				var mu sync.Mutex
 				var told []saga.Event
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, func(_ context.Context, e saga.Event) {
 					mu.Lock()
 					defer mu.Unlock()
 					if e.Kind == saga.EventStalled {
 						told = append(told, e)
 					}
-				}}, c.sg)
+				}, c.sg)
 				mustStart(t, r, c.sg)
 				time.Sleep(50 * time.Second)
 				synctest.Wait()

@@ -20,44 +20,7 @@ const (
 	maxCarried = 4096     // bytes that a saga carries; see RunnerConfig.Inject
 )
 
-// Start starts a saga of a registered definition, with s as its state. When it returns nil, the saga is
-// recorded and will end: in this runner if that runs and has a free place, else in another, or later.
-//
-// If the id, of up to 200 bytes, exists already, Start changes nothing and returns that Instance, so it can be
-// repeated after an error; the error is [ErrExists] if that is of another definition. It is also an error if the
-// state does not come back from its Codec as it was.
-func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
-	d, data, err := encodeStart(ctx, sg, &s)
-	if err != nil {
-		return nil, err
-	}
-	return r.Start(ctx, d, id, data)
-}
-
-// StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds
-// it at its next poll, or after [Runner.Wake].
-func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
-	d, data, err := encodeStart(ctx, sg, &s)
-	if err != nil {
-		return err
-	}
-	return r.StartTx(ctx, tx, d, id, data)
-}
-
-// encodeStart returns the definition and the encoded state of a saga that is to be started.
-func encodeStart[S any](ctx context.Context, sg *Saga[S], s *S) (*Definition, []byte, error) {
-	if ctx.Err() != nil {
-		return nil, nil, ended.Error(ctx)
-	}
-	d, err := Define(sg)
-	if err != nil {
-		return nil, nil, err
-	}
-	data, err := d.p.encodeNew(s)
-	return d, data, err
-}
-
-// Start implements [Engine]. Programs call the function [Start]. The state is not decoded: it must be one that the
+// Start implements [Engine]. Programs call [Handle.Start]. The state is not decoded: it must be one that the
 // definition's Codec has encoded.
 func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error) {
 	req, err := r.newStart(ctx, d, id, state)
@@ -71,7 +34,7 @@ func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []by
 	return r.show(&rec), nil
 }
 
-// StartTx implements [TxEngine]. Programs call the function [StartTx].
+// StartTx implements [TxEngine]. Programs call [Handle.StartTx].
 func (r *Runner) StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: StartTx of %q", ErrNoTx, id)
@@ -141,21 +104,8 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 	}
 }
 
-// Result waits until the saga has ended, in whichever process, and returns its state. The error is nil if it
-// has completed, and an [*Error], beside the state as it was left, if it was compensated, was abandoned or is
-// stuck: write what you need to know of the reason into the state.
-//
-// A step that waits for the Result of another saga keeps its place in the runner: make that a child.
-func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
-	rec, err := r.wait(ctx, id)
-	if err != nil {
-		var s S
-		return s, err
-	}
-	return resultOf[S](r, rec)
-}
-
-// Wait implements [Engine]: it returns a saga of any definition once it has ended or is stuck.
+// Wait returns a saga of any definition once it has ended or is stuck. It returns [ErrNotFound] if there is no such
+// saga, and the end of ctx with the latest error of the store. Programs call [Handle.Result].
 func (r *Runner) Wait(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.wait(ctx, id)
 	if err != nil {
@@ -207,25 +157,6 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 	}
 }
 
-func resultOf[S any](r *Runner, rec store.Record) (s S, err error) {
-	p, err := r.program(rec.Saga, rec.Version)
-	if err != nil {
-		return s, err
-	}
-	decoded, err := p.decode(rec.State)
-	if err != nil {
-		return s, err
-	}
-	state, ok := decoded.(*S)
-	if !ok {
-		return s, fmt.Errorf("saga: the state of %q is a %T, not a %T", rec.ID, decoded, &s)
-	}
-	if rec.Status == Completed {
-		return *state, nil
-	}
-	return *state, show(&rec, p).failure()
-}
-
 // listen returns a channel that has the record when this runner no longer holds the saga. here
 // reports that it holds the saga now, and has not given it up: it has not ended.
 func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
@@ -254,14 +185,7 @@ func (r *Runner) wakeResults(rec store.Record) {
 	delete(r.waiters, rec.ID)
 }
 
-// Signal tells a saga that something outside has happened, for which a step with the Await name waits, or will
-// wait. [SignalFrom] returns the payload, of up to 64 KiB. A saga keeps the first signal of each name, so
-// Signal can be repeated.
-//
-// It returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if that has turned back or ended
-// without such a signal, or has no step that awaits it. So when a payment arrives while the customer cancels,
-// either Signal's caller learns that it is to be paid back, or each Undo sees it: let a step before the wait have one,
-// and take no payment before it is done, since a step that never began, or took no effect, is not undone.
+// Signal is [Handle.Signal] for a saga of any definition.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
@@ -277,9 +201,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	return nil
 }
 
-// SignalTx is Signal within tx, a transaction of the store's database, which may have started the saga: that
-// cannot be written until tx ends, and goes on as after StartTx. After [ErrNotAllowed] and [ErrNotFound] tx can
-// still be used.
+// SignalTx is [Handle.SignalTx] for a saga of any definition.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", ErrNoTx, id)

@@ -70,11 +70,11 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 					}
 				}
 				sg := &saga.Saga[stay]{Name: "stay", Steps: []saga.Step[stay]{one("first", time.Second, c.first), one("second", 2*time.Second, c.second)}}
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				begun := func() stay { return stay{Rooms: map[string]int{"old": 7}} }
-				_, err := saga.Start(t.Context(), r, sg, "stay-1", begun())
+				_, err := saga.Register(r, sg).Start(t.Context(), "stay-1", begun())
 				require.NoError(t, err)
-				got, err := sg.Result(t.Context(), r, "stay-1")
+				got, err := saga.Register(r, sg).Result(t.Context(), "stay-1")
 				if c.conflict != "" {
 					require.EqualError(t, detail(t, err).Err, "saga: two steps that run in parallel have both changed s."+c.conflict)
 					return
@@ -124,10 +124,10 @@ func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
 					}),
 					one("last", time.Second, c.last),
 				}}
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
-				_, err := saga.Start(t.Context(), r, sg, "odd-1", odd{Named: map[string]any{}})
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+				_, err := saga.Register(r, sg).Start(t.Context(), "odd-1", odd{Named: map[string]any{}})
 				require.NoError(t, err)
-				s, err := sg.Result(t.Context(), r, "odd-1")
+				s, err := saga.Register(r, sg).Result(t.Context(), "odd-1")
 				require.NoError(t, err)
 				require.Equal(t, 1, s.Beside)
 			})
@@ -166,9 +166,9 @@ func writeBeside[S any](t *testing.T, write func(*S)) {
 		}
 		sg := &saga.Saga[S]{Name: "beside", Codec: anyCodec[S]{}, Steps: []saga.Step[S]{one("first"), one("second")}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "beside-1", *new(S))
+		_, err := saga.Register(r, sg).Start(t.Context(), "beside-1", *new(S))
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "beside-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "beside-1")
 		require.NoError(t, err)
 	})
 }
@@ -196,9 +196,9 @@ func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 				memory := newTxMemory(t)
 				sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{}, Steps: list}
 				r, _ := begin[[]byte](t, memory, saga.RunnerConfig{}, sg)
-				_, err := saga.Start(t.Context(), r, sg, "bytes-1", []byte("paid"))
+				_, err := saga.Register(r, sg).Start(t.Context(), "bytes-1", []byte("paid"))
 				require.NoError(t, err)
-				_, err = sg.Result(t.Context(), r, "bytes-1")
+				_, err = saga.Register(r, sg).Result(t.Context(), "bytes-1")
 				require.NoError(t, err)
 				rec, err := memory.Load(t.Context(), "bytes-1")
 				require.NoError(t, err)
@@ -230,8 +230,8 @@ func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, e
 		{Name: "a", ReadOnly: true, Do: func(context.Context, *S) error { return nil }},
 	}}
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
-	saga.Register(r, sg)
-	return saga.Start(t.Context(), r, sg, "trip-1", s)
+	sagas := saga.Register(r, sg)
+	return sagas.Start(t.Context(), "trip-1", s)
 }
 
 // A oneWay encodes itself as what it does not decode.
@@ -260,9 +260,9 @@ func TestStateThatIsNotEqualToItself(t *testing.T) {
 			{Name: "one", Do: nothing, ReadOnly: true}, {Name: "two", Do: nothing, ReadOnly: true, Parallel: true},
 		}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "sum-1", math.NaN())
+		_, err := saga.Register(r, sg).Start(t.Context(), "sum-1", math.NaN())
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "sum-1")
+		_, err = saga.Register(r, sg).Result(t.Context(), "sum-1")
 		require.NoError(t, err)
 	})
 }

@@ -24,7 +24,7 @@ type Stats struct {
 	Lost        int64 `counter:"losses"`                // see EventLost
 	Stalled     int64 `counter:"stalls"`                // see EventStalled
 	Commits     int64 `counter:"commits"`               // writes of a held saga; one may record several results
-	Deleted     int64 `counter:"deletions"`             // see RunnerConfig.Keep
+	Deleted     int64 `counter:"deletions"`             // see RunnerConfig.Retention
 	StoreErrors int64 `counter:"store.errors"`          // calls of the store that failed
 }
 

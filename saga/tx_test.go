@@ -319,7 +319,7 @@ func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
 			sg.Version = i
 			r, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
 			id := []string{"one", "two"}[i]
-			_, err := saga.Start(t.Context(), r, sg, id, trip{})
+			_, err := saga.Register(r, sg).Start(t.Context(), id, trip{})
 			require.NoError(t, err)
 			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)
@@ -498,9 +498,7 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 			sg := sequence(st)
 			sg.Codec = &codec
 			var outcomes []string
-			r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
-				OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }),
-			}, sg)
+			r, _ := observed[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{}, on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }), sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
@@ -595,7 +593,7 @@ func TestDoTxWaitsForADatabaseThatRestarts(t *testing.T) {
 		flight := inTx("flight")
 		flight.Attempts = 1
 		sg := sequence(flight)
-		r, _ := begin[trip](t, store, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed[trip](t, store, saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -653,7 +651,7 @@ func TestStartTx(t *testing.T) {
 		begun := time.Now()
 		tx, err := store.Begin(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, saga.StartTx(t.Context(), tx, r, sg, "trip-1", trip{}))
+		require.NoError(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-1", trip{}))
 		_, err = r.Get(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		require.NoError(t, tx.Commit())
@@ -664,11 +662,11 @@ func TestStartTx(t *testing.T) {
 
 		tx, err = store.Begin(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, saga.StartTx(t.Context(), tx, r, sg, "trip-1", trip{}))
-		require.ErrorIs(t, saga.StartTx(t.Context(), tx, r, other, "trip-1", trip{}), saga.ErrExists)
-		require.ErrorContains(t, saga.StartTx(t.Context(), tx, r, sg, "", trip{}), "the id is")
+		require.NoError(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-1", trip{}))
+		require.ErrorIs(t, saga.Register(r, other).StartTx(t.Context(), tx, "trip-1", trip{}), saga.ErrExists)
+		require.ErrorContains(t, saga.Register(r, sg).StartTx(t.Context(), tx, "", trip{}), "the id is")
 		require.NoError(t, tx.Rollback())
-		require.Error(t, saga.StartTx(t.Context(), tx, r, sg, "trip-2", trip{}), "it has ended")
+		require.Error(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-2", trip{}), "it has ended")
 	})
 }
 

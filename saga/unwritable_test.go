@@ -140,7 +140,7 @@ func TestSagaThatIsLostIsNotStuck(t *testing.T) {
 			return g.Store.Commit(ctx, req)
 		}
 		sg := slow(10 * time.Second)
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		requireCompleted(t, r, "trip-1")
 		require.EqualValues(t, 1, r.Stats().Lost)
@@ -267,9 +267,9 @@ func TestClaimThatFailsClaimsNothing(t *testing.T) {
 			}
 			return recs, err
 		}
-		_, err := saga.Start(t.Context(), idle(g, sg), sg, "trip-1", trip{})
+		_, err := saga.Register(idle(g, sg), sg).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		require.Zero(t, r.Stats().Claimed)
 		requireCompleted(t, r, "trip-1")
 	})
@@ -282,7 +282,7 @@ func TestClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 		store := &overloaded{Store: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
 		var told atomic.Pointer[error]
 		sg := sequence(step("flight"))
-		r, stop := begin[trip](t, store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) })}, sg)
+		r, stop := observed[trip](t, store, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) }), sg)
 		for time.Now().Before(store.until) {
 			r.Wake()
 			time.Sleep(10 * time.Millisecond)

@@ -31,14 +31,14 @@ func TestUpkeepThatFailsIsToldOf(t *testing.T) {
 		var mu sync.Mutex
 		told := map[string]int{}
 		sg := sequence(step("flight"))
-		r, stop := begin(t, neglected{saga.NewMemory()}, saga.RunnerConfig{
-			Poll: time.Second, LeaseTTL: 10 * time.Second, Retention: saga.Retention{Completed: time.Minute},
-			OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
-				mu.Lock()
-				defer mu.Unlock()
-				told[e.Err.Error()]++
-			}),
-		}, sg)
+		r, stop := observed(t, neglected{saga.NewMemory()}, saga.RunnerConfig{
+			Poll: time.Second, LeaseTTL: 10 * time.Second,
+			Retention: saga.Retention{Compensated: saga.Unlimited, Abandoned: saga.Unlimited},
+		}, on(saga.EventStoreFailed, func(e saga.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			told[e.Err.Error()]++
+		}), sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -81,8 +81,8 @@ func TestCallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
 	for _, call := range []string{"check", "listen", "sweep"} {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r, stop := begin(t, tardy{saga.NewMemory(), call}, saga.RunnerConfig{
-					Poll: time.Second, Retention: saga.Retention{Completed: time.Minute}, OnEvent: silent}, sequence(step("flight")))
+				r, stop := observed(t, tardy{saga.NewMemory(), call}, saga.RunnerConfig{
+					Poll: time.Second, Retention: saga.Retention{Completed: time.Minute}}, silent, sequence(step("flight")))
 				time.Sleep(2 * time.Second)
 				begun := time.Now()
 				stop()
@@ -110,7 +110,7 @@ func TestHeartbeatOfASlowLocalDatabaseIsNoFailure(t *testing.T) {
 				return memory.Heartbeat(ctx, req)
 			}}
 			sg := slow(16 * time.Second)
-			r, _ := begin(t, tx, saga.RunnerConfig{LeaseTTL: 15 * time.Second, OnEvent: silent}, sg)
+			r, _ := observed(t, tx, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, silent, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
@@ -213,11 +213,11 @@ func TestParentThatIsNotToldLooksByItself(t *testing.T) {
 		var told []string
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
-		r, _ := begin(t, childless{saga.NewMemory()}, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
+		r, _ := observed(t, childless{saga.NewMemory()}, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(e saga.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, e.Err.Error())
-		})}, sg)
+		}), sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Hour)
 		close(w.hold["do pack order-1/parcels/0"])

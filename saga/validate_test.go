@@ -44,15 +44,17 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Name is "\xff"`, with(func(s *saga.Step[trip]) { s.Name = "\xff" })},
 		{`Name is "b": must be unique`, with(func(s *saga.Step[trip]) { s.Name = "b" })},
 		{`saga.Step "a".Do is nil: must be set, or DoTx`, with(func(s *saga.Step[trip]) { s.Do = nil })},
-		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
-		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx, s.Delay = doTx, 1 })},
+		{`saga.Step "a".Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
+		{`saga.Step "a".Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.DoTx, s.Delay = doTx, 1 })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
 		{`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Child = nil, nil, doTx, new(saga.Child[trip]) })},
+		{`saga.Step "a".Do is nil beside DoTx and Child`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Child = nil, nil, doTx, new(saga.Child[trip]) })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
+		{`saga.Step "a".Attempts is -2: must be 0 (for 3), more, or Unlimited`, with(func(s *saga.Step[trip]) { s.Attempts = -2 })},
+		{`saga.Step "a".UndoAttempts is -2: must be 0 (for 20), more, or Unlimited`, with(func(s *saga.Step[trip]) { s.UndoAttempts = -2 })},
 		{`Delay is -1ns`, with(func(s *saga.Step[trip]) { s.Delay = -1 })},
 		{`Await is 101 bytes long`, with(func(s *saga.Step[trip]) { s.Await = strings.Repeat("x", 101) })},
 		{`AwaitFor is 1ns`, with(func(s *saga.Step[trip]) { s.AwaitFor = 1 })},
@@ -60,16 +62,16 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Delay = nil, 1 })},
 		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.UndoTx, s.Delay = nil, nil, doTx, 1 })},
 		{`ReadOnly is true: must be false, or Undo`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.ReadOnly = nil, doTx, true })},
-		{`Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.Child = child })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do = child, nil })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
-		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
-		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf(nil, beginOne, nil)))},
-		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
-		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
-		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf[trip](leaf, nil, nil)))},
-		{`saga.Step "a".Saga is one with a pivot: must be one without before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
+		{`Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.Child = child })},
+		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do = child, nil })},
+		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
+		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
+		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
+		{`Child is without a Saga or a begin`, with(is(saga.ChildOf(nil, beginOne, nil)))},
+		{`Child is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
+		{`Child is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
+		{`Child is without a Saga or a begin`, with(is(saga.ChildrenOf[trip](leaf, nil, nil)))},
+		{`saga.Step "a".Child is one with a pivot: must be one without before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
 		{`saga.Step "b".Pivot is true: must be false, as "a" is the pivot`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
@@ -116,9 +118,9 @@ func TestValidateNamesTheField(t *testing.T) {
 
 func TestValidateTellsAllAtOnce(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
-	a.Undo, b.Timeout, c.Undo = nil, -1, nil
+	a.Undo, b.Timeout, c.Undo = nil, -2, nil
 	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none
-saga.Step "b".Timeout is -1ns: must be 0 (for 1m) or more
+saga.Step "b".Timeout is -2ns: must be 0 (for 1m), more, or Unlimited
 saga.Step "c".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
 	b.Timeout, b.Pivot, c.Undo = 0, true, b.Undo
 	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot`)
@@ -133,7 +135,7 @@ func TestValidateAdmits(t *testing.T) {
 	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
 	parcel := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.NoError(t, sequence(b, parcel).Validate(), "a child with a pivot, behind one")
-	require.EqualError(t, sequence(parcel).Validate(), `saga.Step "parcel".Saga is one with a pivot: must be one without before the pivot, and there is none`)
+	require.EqualError(t, sequence(parcel).Validate(), `saga.Step "parcel".Child is one with a pivot: must be one without before the pivot, and there is none`)
 	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel, c), &trip{}), "it needs a Runner")
 
 	for _, tx := range []saga.Step[trip]{{Name: "tx", DoTx: doTx, Undo: a.Undo}, {Name: "tx", Do: a.Do, UndoTx: doTx}} {
@@ -146,14 +148,16 @@ func TestValidateAdmits(t *testing.T) {
 
 func TestRunnerConfigNamesTheField(t *testing.T) {
 	for want, cfg := range map[string]saga.RunnerConfig{
-		"saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more": {LeaseTTL: time.Millisecond},
-		`saga.RunnerConfig.Name is "a\x00": must be`:                              {Name: "a\x00"},
-		"saga.RunnerConfig.Poll is -1s":                                           {Poll: -time.Second},
-		"saga.RunnerConfig.Concurrency is -1":                                     {Concurrency: -1},
-		"saga.RunnerConfig.Concurrency is 10001: must be 0 (for 64) to 10000":     {Concurrency: 10001},
-		"saga.RunnerConfig.Keep.Completed is -1s":                                 {Retention: saga.Retention{Completed: -time.Second}},
-		"saga.RunnerConfig.Keep.Compensated is -1s":                               {Retention: saga.Retention{Compensated: -time.Second}},
-		"saga.RunnerConfig.Keep.Abandoned is -1s":                                 {Retention: saga.Retention{Abandoned: -time.Second}},
+		"saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more":               {LeaseTTL: time.Millisecond},
+		`saga.RunnerConfig.Name is "a\x00": must be`:                                            {Name: "a\x00"},
+		"saga.RunnerConfig.Poll is -1s":                                                         {Poll: -time.Second},
+		"saga.RunnerConfig.Concurrency is -1":                                                   {Concurrency: -1},
+		"saga.RunnerConfig.Drain is -1ns: must be 0 (for 10s), more, or None":                   {Drain: saga.Unlimited},
+		"saga.RunnerConfig.MaxTakeovers is -2147483648: must be 0 (for 10), more, or Unlimited": {MaxTakeovers: saga.None},
+		"saga.RunnerConfig.Concurrency is 10001: must be 0 (for 64) to 10000":                   {Concurrency: 10001},
+		"saga.RunnerConfig.Retention.Completed is -1s":                                          {Retention: saga.Retention{Completed: -time.Second}},
+		"saga.RunnerConfig.Retention.Compensated is -1s":                                        {Retention: saga.Retention{Compensated: -time.Second}},
+		"saga.RunnerConfig.Retention.Abandoned is -1s":                                          {Retention: saga.Retention{Abandoned: -time.Second}},
 	} {
 		err := cfg.Validate()
 		require.ErrorContains(t, err, want)

@@ -26,7 +26,7 @@ func TestUndoThatFailedDoesNotWaitForChildren(t *testing.T) {
 			return nil
 		}
 		sg := sequence(flight, parcels, car)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		in, err := r.Get(t.Context(), "order-1")
@@ -70,7 +70,7 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 				sg := sequence(parcels, beside)
 				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 				startOrder(t, r, sg)
-				_, err := sg.Result(ctx, r, "order-1")
+				_, err := saga.Register(r, sg).Result(ctx, "order-1")
 				require.NoError(t, err)
 				require.Less(t, store.writes, 20)
 				require.Less(t, len(events(t, r, "order-1")), 20)
@@ -100,7 +100,7 @@ func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
 		store := &limited{Store: saga.NewMemory(), most: 100, end: cancel}
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
-		_, err := sg.Result(ctx, r, "order-1")
+		_, err := saga.Register(r, sg).Result(ctx, "order-1")
 		require.NoError(t, err)
 		require.Less(t, store.writes, 40)
 	})
@@ -149,12 +149,12 @@ func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
 					}
 					return nil
 				})...)
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				began := time.Now()
 				mustStart(t, r, sg)
 				ctx, cancel := context.WithTimeout(t.Context(), 67*time.Minute)
 				defer cancel()
-				_, _ = sg.Result(ctx, r, "trip-1")
+				_, _ = saga.Register(r, sg).Result(ctx, "trip-1")
 				require.NoError(t, ctx.Err())
 				require.GreaterOrEqual(t, time.Since(began), time.Hour)
 			})

@@ -47,11 +47,11 @@ func payout(b *bank) *saga.Saga[Payout] {
 			_, err := tx.ExecContext(ctx, add, p.Cents, p.Division)
 			return err
 		},
-	}, {Name: "pay", Attempts: -1, Do: b.pay, Undo: b.takeBack}}}
+	}, {Name: "pay", Attempts: saga.Unlimited, Do: b.pay, Undo: b.takeBack}}}
 }
 
 // claim starts a payout from the remaining balance of a division.
-func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.Saga[Payout]) error {
+func claim(ctx context.Context, db *sql.DB, payouts *saga.Handle[Payout]) error {
 	p := Payout{ID: fmt.Sprintf("payout-%016x", rand.Uint64())}
 	var balance, version int
 	err := db.QueryRowContext(ctx, `SELECT id, balance, version FROM division WHERE balance > 0
@@ -70,7 +70,7 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 			_, conflict := tx.ExecContext(ctx, `UPDATE division SET retries = retries + 1 WHERE id = $1`, p.Division)
 			return errors.Join(err, conflict)
 		}
-		return saga.StartTx(ctx, tx, runner, payouts, p.ID, p)
+		return payouts.StartTx(ctx, tx, p.ID, p)
 	})
 }
 
@@ -78,13 +78,12 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond,
-		MaxTakeovers: -1, // processes are killed on purpose, so a takeover does not mean that a saga is broken
+		MaxTakeovers: saga.Unlimited, // processes are killed on purpose, so a takeover does not mean that a saga is broken
 	})
-	payouts := payout(&bank{db})
-	saga.Register(runner, payouts)
+	payouts := saga.Register(runner, payout(&bank{db}))
 	go func() {
 		for ctx.Err() == nil {
-			if err := claim(ctx, db, runner, payouts); err != nil { // no balance is left, or the database is busy
+			if err := claim(ctx, db, payouts); err != nil { // no balance is left, or the database is busy
 				time.Sleep(10 * time.Millisecond)
 			}
 		}

@@ -113,21 +113,21 @@ func main() {
 
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to show a takeover soon
-		OnEvent: func(_ context.Context, e saga.Event) {
-			fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)
-			if e.Err != nil {
-				fmt.Print(" ", e.Err)
-			}
-			fmt.Println()
-		},
+	})
+	runner.Observe(func(_ context.Context, e saga.Event) {
+		fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)
+		if e.Err != nil {
+			fmt.Print(" ", e.Err)
+		}
+		fmt.Println()
 	})
 	trip := world{db}.trip()
-	saga.Register(runner, trip)
+	trips := saga.Register(runner, trip)
 	go func() { check(runner.Run(ctx)) }()
 	for id, card := range map[string]int{"ada": 100000, "bob": 10000} {
-		_, err := saga.Start(ctx, runner, trip, id, Trip{Card: card})
+		_, err := trips.Start(ctx, id, Trip{Card: card})
 		check(err)
-		if _, err = trip.Result(ctx, runner, id); err != nil && !errors.Is(err, saga.ErrCompensated) {
+		if _, err = trips.Result(ctx, id); err != nil && !errors.Is(err, saga.ErrCompensated) {
 			log.Fatal(err)
 		}
 		var cents int

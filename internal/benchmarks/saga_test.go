@@ -145,22 +145,21 @@ func benchmarkRunner(b *testing.B, d benchmarkDatabase) {
 // newRunner returns what runs a saga to its end.
 func newRunner(b *testing.B, store saga.Store) (run func(id string) error, stop func()) {
 	var ended sync.Map
-	runner := saga.NewRunner(store, saga.RunnerConfig{
-		OnEvent: func(_ context.Context, e saga.Event) {
-			if e.Kind == saga.EventCompleted {
-				if done, ok := ended.Load(e.ID); ok {
-					close(done.(chan struct{}))
-				}
+	runner := saga.NewRunner(store, saga.RunnerConfig{})
+	runner.Observe(func(_ context.Context, e saga.Event) {
+		if e.Kind == saga.EventCompleted {
+			if done, ok := ended.Load(e.ID); ok {
+				close(done.(chan struct{}))
 			}
-		},
+		}
 	})
 	trip := benchmarkSaga()
-	saga.Register(runner, trip)
+	trips := saga.Register(runner, trip)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
 	go func() { stopped <- runner.Run(ctx) }()
 	for range 100 { // until it has begun to run, and holds what it starts
-		if in, err := saga.Start(ctx, runner, trip, "first-"+rand.Text(), benchmarkTrip{}); err != nil {
+		if in, err := trips.Start(ctx, "first-"+rand.Text(), benchmarkTrip{}); err != nil {
 			b.Fatal(err)
 		} else if in.Owner != "" {
 			break
@@ -170,7 +169,7 @@ func newRunner(b *testing.B, store saga.Store) (run func(id string) error, stop 
 	run = func(id string) error {
 		done := make(chan struct{})
 		ended.Store(id, done)
-		if _, err := saga.Start(ctx, runner, trip, id, benchmarkTrip{ID: id}); err != nil {
+		if _, err := trips.Start(ctx, id, benchmarkTrip{ID: id}); err != nil {
 			return err
 		}
 		<-done

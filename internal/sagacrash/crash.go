@@ -218,7 +218,7 @@ func (tr *trial) run() {
 	wg.Go(func() { _ = first.runner.Run(ctx) })
 
 	ended := make(chan error, 1)
-	_, err := saga.Start(ctx, first.runner, first.saga, tr.id, notes{})
+	_, err := saga.Register(first.runner, first.saga).Start(ctx, tr.id, notes{})
 	if err == nil {
 		go func() { ended <- tr.end(ctx, second) }()
 		select {
@@ -231,7 +231,7 @@ func (tr *trial) run() {
 	wg.Go(func() { _ = second.runner.Run(ctx) })
 	if err != nil {
 		// A caller that does not know whether the saga exists starts it again.
-		if _, err := saga.Start(ctx, second.runner, second.saga, tr.id, notes{}); err != nil {
+		if _, err := saga.Register(second.runner, second.saga).Start(ctx, tr.id, notes{}); err != nil {
 			tr.errorf("start again: %v", err)
 			return
 		}
@@ -241,7 +241,7 @@ func (tr *trial) run() {
 }
 
 func (tr *trial) end(ctx context.Context, s *side) error {
-	state, err := s.saga.Result(ctx, s.runner, tr.id)
+	state, err := saga.Register(s.runner, s.saga).Result(ctx, tr.id)
 	if err == nil {
 		for _, step := range tr.sc.done {
 			if state.By[step] == "" {
@@ -315,11 +315,10 @@ func (tr *trial) newSide(first bool) *side {
 		st = &txProcess{process{tr.store, s}, tx}
 	}
 	s.runner = saga.NewRunner(st, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: -1,
-		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
-		// The failures are intended.
-		OnEvent: func(context.Context, saga.Event) {},
+		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: saga.None,
+		MaxTakeovers: saga.Unlimited, // on a slow machine a lease may run out without a crash
 	})
+	s.runner.Observe(func(context.Context, saga.Event) {}) // the failures are intended
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)
 	return s
@@ -342,7 +341,7 @@ func (s *side) step(name string) saga.Step[notes] {
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		// On a slow machine a lease may run out again and again, and each time costs an
 		// attempt.
-		Attempts: -1, UndoAttempts: -1,
+		Attempts: saga.Unlimited, UndoAttempts: saga.Unlimited,
 		Do: func(ctx context.Context, n *notes) error {
 			leave, err := s.enter()
 			if err != nil {
@@ -509,7 +508,7 @@ func (s *side) inTx(name string) saga.Step[notes] {
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		// On a slow machine a lease may run out again and again, and each time costs an
 		// attempt.
-		Attempts: -1, UndoAttempts: -1,
+		Attempts: saga.Unlimited, UndoAttempts: saga.Unlimited,
 		DoTx: func(ctx context.Context, tx *sql.Tx, n *notes) error {
 			if n.By == nil {
 				n.By = make(map[string]string)

@@ -18,7 +18,7 @@ const idempotencyKey = "idempotency-key"
 
 // The ErrorInfo of a command that was refused for good.
 const (
-	infoDomain = "github.com/go-resilience/resilience/saga"
+	infoDomain   = "github.com/go-resilience/resilience/saga"
 	infoDeclined = "COMMAND_DECLINED"
 )
 

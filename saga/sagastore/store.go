@@ -41,7 +41,7 @@
 //     Post, not only the saga's owner.
 //  8. Load and Children return the results of sagas and of children. List, Counts and History serve operators, metrics
 //     and health checks. An operator's actions are commits with the Epoch and Seq of a loaded record.
-//  9. DeleteEnded deletes old sagas, for each final status that RunnerConfig.Keep limits: 200 per call, at an interval
+//  9. DeleteEnded deletes old sagas, for each final status that RunnerConfig.Retention limits: 200 per call, at an interval
 //     of three times LeaseTTL, or of a tenth of Poll while there are more.
 //
 // A runner limits the duration of its own calls, except Listen, to LeaseTTL or a part of it. Other calls, such as
@@ -55,7 +55,7 @@
 //   - [Notifier] saves the wait for the next poll. Without it, a saga that another process has started, released or
 //     woken waits for up to RunnerConfig.Poll.
 //   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows.
-//     Without it, the error of saga.StartTx, Runner.SignalTx, and the registration of a saga with DoTx or UndoTx is
+//     Without it, the error of Handle.StartTx, Handle.SignalTx, and the registration of a saga with DoTx or UndoTx is
 //     saga.ErrNoTx.
 //
 // # Limits
@@ -266,7 +266,7 @@ type Notifier interface {
 //	var _ sagastore.TxStore = (*Store)(nil)
 //
 // A saga can start or get a message, and a step can be recorded, in one transaction with rows of the program.
-// saga.StartTx, Runner.SignalTx, and steps with DoTx or UndoTx need a TxStore. A method with a tx neither commits it
+// Handle.StartTx, Handle.SignalTx, and steps with DoTx or UndoTx need a TxStore. A method with a tx neither commits it
 // nor rolls it back. Its effects are visible to others, and survive a crash, when the caller has committed tx.
 type TxStore interface {
 	Store

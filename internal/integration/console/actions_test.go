@@ -145,9 +145,11 @@ func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
 	})
 	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
-	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond,
-		OnEvent: func(context.Context, saga.Event) {}})
-	saga.Register(r, sagas...)
+	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond})
+	r.Observe(func(context.Context, saga.Event) {})
+	for _, sg := range sagas {
+		saga.Register(r, sg)
+	}
 	return r, db
 }
 
@@ -174,7 +176,7 @@ func TestCancelSaga(t *testing.T) {
 	reg := registry.New()
 	reg.MustAdd(r)
 	at := serve(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, State: true}})
-	_, err := saga.Start(t.Context(), r, sg, "order-17", order{Item: "lamp"})
+	_, err := saga.Register(r, sg).Start(t.Context(), "order-17", order{Item: "lamp"})
 	require.NoError(t, err)
 	<-shipping
 	p := newTab(t)
@@ -221,9 +223,9 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 	var running sync.WaitGroup
 	running.Go(func() { _ = r.Run(ctx) })
 	for _, id := range []string{"done", "stuck"} {
-		_, err := saga.Start(ctx, r, sg, id, order{Item: id})
+		_, err := saga.Register(r, sg).Start(ctx, id, order{Item: id})
 		require.NoError(t, err)
-		_, _ = sg.Result(ctx, r, id)
+		_, _ = saga.Register(r, sg).Result(ctx, id)
 	}
 	stop()
 	running.Wait()
@@ -472,7 +474,7 @@ func TestRefusedActionKeepsItsNote(t *testing.T) {
 	reg.MustAdd(r)
 	never := func(*http.Request, console.Operation) error { return errors.New("not on a Sunday") }
 	at := serve(t, reg, console.Config{Allow: never, Show: console.Show{Errors: true}})
-	_, err := saga.Start(t.Context(), r, sg, "order-17", order{Item: "lamp"})
+	_, err := saga.Register(r, sg).Start(t.Context(), "order-17", order{Item: "lamp"})
 	require.NoError(t, err)
 	p := newTab(t)
 	p.open(at + "saga?id=order-17")

@@ -21,11 +21,12 @@ func stuck(t *testing.T, n int) *saga.Runner {
 		{Name: "charge", Pivot: true, Attempts: 1, Undo: func(context.Context, *order) error { return errDown },
 			UndoAttempts: 1, Do: func(context.Context, *order) error { return errors.New("bank: 503") }},
 	}}
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders", OnEvent: func(context.Context, saga.Event) {}})
-	saga.Register(r, sg)
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders"})
+	r.Observe(func(context.Context, saga.Event) {})
+	sagas := saga.Register(r, sg)
 	run(t, r)
 	for i := range n {
-		_, err := saga.Start(t.Context(), r, sg, fmt.Sprintf("order-%03d", i), order{})
+		_, err := sagas.Start(t.Context(), fmt.Sprintf("order-%03d", i), order{})
 		require.NoError(t, err)
 	}
 	require.Eventually(t, func() bool {

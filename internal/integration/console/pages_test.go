@@ -128,17 +128,17 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 	tickets.Undo, mail.Undo = nil, nil
 	sg := &saga.Saga[trip]{Name: "trip", Version: 3,
 		Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings",
-		OnEvent: func(context.Context, saga.Event) {}})
-	saga.Register(r, sg)
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings"})
+	r.Observe(func(context.Context, saga.Event) {})
+	sagas := saga.Register(r, sg)
 	run(t, r)
 	for i := range 12 {
-		_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", 1000+i), trip{From: "LIS", To: "OSL", Nights: 3 + i%4})
+		_, err := sagas.Start(t.Context(), fmt.Sprint("trip-", 1000+i), trip{From: "LIS", To: "OSL", Nights: 3 + i%4})
 		require.NoError(t, err)
 	}
-	_, err := saga.Start(t.Context(), r, sg, "trip-1042", trip{From: "LIS", To: "KEF", Nights: 5})
+	_, err := sagas.Start(t.Context(), "trip-1042", trip{From: "LIS", To: "KEF", Nights: 5})
 	require.NoError(t, err)
-	_, _ = sg.Result(t.Context(), r, "trip-1042")
+	_, _ = sagas.Result(t.Context(), "trip-1042")
 	return r
 }
 

@@ -133,7 +133,7 @@ func (w *world) sagas() (ended, started *atomic.Int64) {
 	ended, started = new(atomic.Int64), new(atomic.Int64)
 	db, insert := w.open(), w.insert()
 	def := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{
-		Name: "book", Attempts: -1, // none is the last, however long the outage
+		Name: "book", Attempts: saga.Unlimited, // none is the last, however long the outage
 		DoTx: func(ctx context.Context, tx *sql.Tx, s *order) error {
 			_, err := tx.ExecContext(ctx, insert, "step-"+s.ID)
 			return err
@@ -146,24 +146,24 @@ func (w *world) sagas() (ended, started *atomic.Int64) {
 	}}}
 	runner := saga.NewRunner(sqlstore.New(db, w.dialect, sqlstore.Config{}), saga.RunnerConfig{
 		Poll: 100 * time.Millisecond, LeaseTTL: 3 * time.Second,
-		OnEvent: func(_ context.Context, e saga.Event) {
-			id, _ := strconv.ParseInt(e.ID, 10, 64)
-			if moved := w.moved.Load(); e.Kind == saga.EventStepDone && moved > 0 && id > moved && e.Attempt > 2 {
-				w.t.Errorf("DoTx: %d attempts after the roles have changed", e.Attempt)
-			}
-			if e.Kind == saga.EventCompleted {
-				ended.Add(1)
-			}
-		},
 	})
-	saga.Register(runner, def)
+	runner.Observe(func(_ context.Context, e saga.Event) {
+		id, _ := strconv.ParseInt(e.ID, 10, 64)
+		if moved := w.moved.Load(); e.Kind == saga.EventStepDone && moved > 0 && id > moved && e.Attempt > 2 {
+			w.t.Errorf("DoTx: %d attempts after the roles have changed", e.Attempt)
+		}
+		if e.Kind == saga.EventCompleted {
+			ended.Add(1)
+		}
+	})
+	sagas := saga.Register(runner, def)
 	var work sync.WaitGroup
 	ctx, stop := context.WithCancel(context.Background())
 	work.Go(func() { _ = runner.Run(ctx) })
 	w.t.Cleanup(func() { stop(); work.Wait() })
 	w.add("saga.Start", db, func(ctx context.Context) error {
 		id := w.id()
-		_, err := saga.Start(ctx, runner, def, id, order{id})
+		_, err := sagas.Start(ctx, id, order{id})
 		if err == nil {
 			started.Add(1)
 		}

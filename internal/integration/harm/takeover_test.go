@@ -143,8 +143,8 @@ func continuesAfter(
 		there.Saga = true
 		runner := saga.NewRunner(sqlstore.New(open(here), dialects[driver], sqlstore.Config{}), runnerConfig)
 		def := trip(func(context.Context) {})
-		saga.Register(runner, def)
-		_, err := saga.Start(t.Context(), runner, def, "1", struct{}{})
+		sagas := saga.Register(runner, def)
+		_, err := sagas.Start(t.Context(), "1", struct{}{})
 		require.NoError(t, err)
 		owner := startWorker(t, there)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -155,7 +155,7 @@ func continuesAfter(
 		began := time.Now()
 		limit, stop := context.WithTimeout(t.Context(), 2*documented)
 		defer stop()
-		_, err = def.Result(limit, runner, "1")
+		_, err = sagas.Result(limit, "1")
 		if errors.Is(err, context.DeadlineExceeded) {
 			return tookOver(0)
 		}
@@ -170,13 +170,13 @@ func hungStep(t *testing.T) (r harm.Result) {
 	db := open(here)
 	defer db.Close()
 	config := runnerConfig
-	config.Drain = -1
+	config.Drain = saga.None
 	runner := saga.NewRunner(sqlstore.New(db, sqlstore.SQLite, sqlstore.Config{}), config)
 	begun, end := make(chan struct{}), make(chan struct{})
 	def := trip(func(context.Context) { close(begun); <-end })
 	def.Steps[0].Timeout = time.Second
-	saga.Register(runner, def)
-	_, err := saga.Start(t.Context(), runner, def, "1", struct{}{})
+	sagas := saga.Register(runner, def)
+	_, err := sagas.Start(t.Context(), "1", struct{}{})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)

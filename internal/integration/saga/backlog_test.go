@@ -55,11 +55,12 @@ func drain(t *testing.T, n int) float64 {
 	left := make(chan struct{})
 	ended := 0
 	events := make(chan struct{}, 1000)
-	r := saga.NewRunner(d.store(t), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
+	r := saga.NewRunner(d.store(t), saga.RunnerConfig{})
+	r.Observe(func(_ context.Context, e saga.Event) {
 		if e.Kind == saga.EventCompleted {
 			events <- struct{}{}
 		}
-	}})
+	})
 	saga.Register(r, sg)
 	go func() {
 		for range events {

@@ -89,14 +89,15 @@ func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 			},
 			Undo: done,
 		}}}
-		r := saga.NewRunner(st, saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
+		r := saga.NewRunner(st, saga.RunnerConfig{})
+		r.Observe(func(_ context.Context, e saga.Event) {
 			if e.Kind == saga.EventCompleted {
 				close(completed)
 			}
-		}})
-		saga.Register(r, sg)
+		})
+		sagas := saga.Register(r, sg)
 		run(t, r)
-		_, err := saga.Start(ctx, r, sg, "trip-1", nothing{})
+		_, err := sagas.Start(ctx, "trip-1", nothing{})
 		require.NoError(t, err)
 		<-completed
 		require.Equal(t, 1, applied)
@@ -292,18 +293,18 @@ func TestRunnerHearsOfAStartElsewhere(t *testing.T) {
 	own := store()
 	elsewhere := saga.NewRunner(own, saga.RunnerConfig{})
 	there := sg()
-	saga.Register(elsewhere, there)
+	theres := saga.Register(elsewhere, there)
 	run(t, r)
 
 	starts := map[string]func(id string) error{
 		"Start": func(id string) error {
-			_, err := saga.Start(t.Context(), elsewhere, there, id, nothing{})
+			_, err := theres.Start(t.Context(), id, nothing{})
 			return err
 		},
 		"StartTx": func(id string) error {
 			tx, err := own.Begin(t.Context())
 			if err == nil {
-				err = saga.StartTx(t.Context(), tx, elsewhere, there, id, nothing{})
+				err = theres.StartTx(t.Context(), tx, id, nothing{})
 			}
 			if err == nil {
 				err = tx.Commit()
@@ -323,7 +324,7 @@ func TestRunnerHearsOfAStartElsewhere(t *testing.T) {
 	}
 
 	// Sagas that a runner hands over notify too.
-	stopped := saga.NewRunner(own, saga.RunnerConfig{Drain: -1})
+	stopped := saga.NewRunner(own, saga.RunnerConfig{Drain: saga.None})
 	var released sync.Once
 	reached := make(chan struct{})
 	slow := &saga.Saga[nothing]{Name: "slow", Steps: []saga.Step[nothing]{{
@@ -336,11 +337,11 @@ func TestRunnerHearsOfAStartElsewhere(t *testing.T) {
 			return ctx.Err()
 		},
 	}}}
-	saga.Register(stopped, slow)
+	slows := saga.Register(stopped, slow)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = stopped.Run(ctx) })
-	_, err := saga.Start(t.Context(), stopped, slow, "handed over", nothing{})
+	_, err := slows.Start(t.Context(), "handed over", nothing{})
 	require.NoError(t, err)
 	stopped.Wake()
 	<-reached
@@ -370,7 +371,8 @@ func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	waits := &saga.Saga[nothing]{Name: "waits", Steps: []saga.Step[nothing]{{Name: "paid", Await: "paid"}}}
 	parent := &saga.Saga[nothing]{Name: "order", Steps: []saga.Step[nothing]{{Name: "parcel", Child: saga.ChildOf(child, begin, nil)}}}
 	r := saga.NewRunner(store(), saga.RunnerConfig{Poll: time.Hour})
-	saga.Register(r, waits, parent)
+	saga.Register(r, waits)
+	saga.Register(r, parent)
 	run(t, r)
 	own := store()
 	elsewhere := saga.NewRunner(own, saga.RunnerConfig{Poll: time.Hour}) // it does not run
@@ -400,19 +402,21 @@ func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 			}
 			return err
 		}},
-		"Cancel": {sg: waits, wake: func(id string) error { return elsewhere.Cancel(t.Context(), id, "no") }, err: saga.ErrCanceled},
+		"Cancel": {sg: waits, wake: func(id string) error {
+			return elsewhere.Operate(t.Context(), id, saga.Operation{Action: saga.ActionCancel, Note: "no"})
+		}, err: saga.ErrCanceled},
 		"Hasten": {sg: parent, wake: func(id string) error {
 			parked(saga.ChildID(id, "parcel", 0))
 			return elsewhere.Operate(t.Context(), saga.ChildID(id, "parcel", 0), saga.Operation{Action: saga.ActionAbandon, Note: "lost"})
 		}, err: saga.ErrCompensated},
 	} {
-		_, err := saga.Start(t.Context(), r, c.sg, name, nothing{})
+		_, err := saga.Register(r, c.sg).Start(t.Context(), name, nothing{})
 		require.NoError(t, err, name)
 		parked(name)
 		since := time.Now()
 		require.NoError(t, c.wake(name), name)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of an hour
-		_, err = c.sg.Result(ctx, r, name)
+		_, err = saga.Register(r, c.sg).Result(ctx, name)
 		cancel()
 		if c.err == nil {
 			require.NoError(t, err, name)

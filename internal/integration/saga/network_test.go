@@ -84,9 +84,9 @@ func TestHalfOpenConnectionCostsNoLease(t *testing.T) {
 		return nil
 	}}}}
 	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: lease, Poll: time.Hour})
-	saga.Register(r, sg)
+	sagas := saga.Register(r, sg)
 	run(t, r)
-	_, err := saga.Start(t.Context(), r, sg, "a", nothing{})
+	_, err := sagas.Start(t.Context(), "a", nothing{})
 	require.NoError(t, err)
 	<-begun
 	defer proxy.Cut(faultproxy.ToClient)()
@@ -122,9 +122,9 @@ func TestLateCommitIsNotTakenForAnother(t *testing.T) {
 			})
 			sg := &saga.Saga[nothing]{Name: "trip", Steps: steps}
 			r := saga.NewRunner(far.store(t), saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 50 * time.Millisecond})
-			saga.Register(r, sg)
+			sagas := saga.Register(r, sg)
 			run(t, r)
-			_, err = saga.Start(t.Context(), r, sg, "a", nothing{})
+			_, err = sagas.Start(t.Context(), "a", nothing{})
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()

@@ -36,7 +36,7 @@ func TestChaosOfOrders(t *testing.T) {
 	store := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	shop := saga.NewRunner(store, saga.RunnerConfig{}) // it runs nothing
 	orders := orderSaga(db)
-	saga.Register(shop, orders)
+	orderss := saga.Register(shop, orders)
 
 	var workers []*orderWorker
 	for range 3 {
@@ -49,7 +49,7 @@ func TestChaosOfOrders(t *testing.T) {
 		o := order{ID: fmt.Sprint("order-", i), Cents: 100 + rand.IntN(900), Parcels: 1 + rand.IntN(3)}
 		customers.Go(func() {
 			time.Sleep(rand.N(time.Duration(*chaosOrders) * 20 * time.Millisecond))
-			_, err := saga.Start(ctx, shop, orders, o.ID, o)
+			_, err := orderss.Start(ctx, o.ID, o)
 			if err != nil {
 				t.Error(err)
 				return
@@ -60,7 +60,7 @@ func TestChaosOfOrders(t *testing.T) {
 			}
 			if rand.IntN(100) < 40 {
 				time.Sleep(rand.N(4 * time.Second))
-				if err := shop.Cancel(ctx, o.ID, "found it cheaper"); err != nil && !errors.Is(err, saga.ErrNotAllowed) {
+				if err := shop.Operate(ctx, o.ID, saga.Operation{Action: saga.ActionCancel, Note: "found it cheaper"}); err != nil && !errors.Is(err, saga.ErrNotAllowed) {
 					t.Error(err)
 				}
 			}
@@ -172,7 +172,7 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 		return err
 	}
 	step := func(name string) saga.Step[order] {
-		return saga.Step[order]{Name: name, UndoAttempts: -1, Backoff: saga.Exponential(10*time.Millisecond, time.Second)}
+		return saga.Step[order]{Name: name, UndoAttempts: saga.Unlimited, Backoff: saga.Exponential(10*time.Millisecond, time.Second)}
 	}
 	reserve, invoice, payment, parcels := step("reserve"), step("invoice"), step("payment"), step("parcels")
 	reserve.Do = func(ctx context.Context, o *order) error { return book(ctx, "goods", o.ID, -o.Parcels) }
@@ -188,7 +188,7 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 	parcels.Delay = 200 * time.Millisecond
 
 	travel := saga.Step[parcel]{
-		Name: "hand over", UndoAttempts: -1, Backoff: saga.Exponential(10*time.Millisecond, time.Second),
+		Name: "hand over", UndoAttempts: saga.Unlimited, Backoff: saga.Exponential(10*time.Millisecond, time.Second),
 		Do:   func(ctx context.Context, p *parcel) error { return book(ctx, "carrier", p.Order, 1) },
 		Undo: func(ctx context.Context, p *parcel) error { return book(ctx, "carrier", p.Order, -1) },
 	}
@@ -229,7 +229,7 @@ func workOnOrders(config string) error {
 	db.SetMaxOpenConns(8)
 	store := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Drain: time.Second, MaxTakeovers: -1,
+		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Drain: time.Second, MaxTakeovers: saga.Unlimited,
 	})
 	saga.Register(runner, orderSaga(db))
 	return runner.Run(ctx)

@@ -54,14 +54,13 @@ func TestThroughPgBouncer(t *testing.T) {
 				failures = append(failures, err)
 			}
 			sg := fiveSteps()
-			r := saga.NewRunner(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + mode}.store(t), saga.RunnerConfig{
-				OnEvent: func(_ context.Context, e saga.Event) {
-					if e.Kind == saga.EventStoreFailed {
-						failed(e.Err)
-					}
-				},
+			r := saga.NewRunner(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + mode}.store(t), saga.RunnerConfig{})
+			r.Observe(func(_ context.Context, e saga.Event) {
+				if e.Kind == saga.EventStoreFailed {
+					failed(e.Err)
+				}
 			})
-			saga.Register(r, sg)
+			sagas := saga.Register(r, sg)
 			run(t, r)
 			sound := mode == "exec" || mode == "simple_protocol"
 			var wg sync.WaitGroup
@@ -70,9 +69,9 @@ func TestThroughPgBouncer(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
 					id := fmt.Sprint(mode, i)
-					_, err := saga.Start(ctx, r, sg, id, nothing{})
+					_, err := sagas.Start(ctx, id, nothing{})
 					if err == nil && sound {
-						_, err = sg.Result(ctx, r, id)
+						_, err = sagas.Result(ctx, id)
 					}
 					if err != nil {
 						failed(err)
@@ -100,14 +99,15 @@ func TestPgBouncerRestarts(t *testing.T) {
 	sg := fiveSteps()
 	store := database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.store(t)
 	var completed atomic.Int64
-	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 100 * time.Millisecond, OnEvent: func(_ context.Context, e saga.Event) {
+	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 100 * time.Millisecond})
+	r.Observe(func(_ context.Context, e saga.Event) {
 		if e.Kind == saga.EventCompleted {
 			completed.Add(1)
 		}
-	}})
-	saga.Register(r, sg)
+	})
+	sagas := saga.Register(r, sg)
 	for i := range 300 {
-		_, err := saga.Start(t.Context(), r, sg, fmt.Sprint(i), nothing{})
+		_, err := sagas.Start(t.Context(), fmt.Sprint(i), nothing{})
 		require.NoError(t, err)
 	}
 	run(t, r)
@@ -119,7 +119,7 @@ func TestPgBouncerRestarts(t *testing.T) {
 		pooler.Start()
 	}
 	for i := range 300 {
-		_, err := sg.Result(t.Context(), r, fmt.Sprint(i))
+		_, err := sagas.Result(t.Context(), fmt.Sprint(i))
 		require.NoError(t, err)
 	}
 }

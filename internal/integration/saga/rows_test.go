@@ -33,10 +33,10 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		writer := saga.NewRunner(store, saga.RunnerConfig{}) // does not run
-		saga.Register(writer, trip)
+		written := saga.Register(writer, trip)
 		var ids []string
 		start := func(id string) {
-			_, err := saga.Start(ctx, writer, trip, id, 0)
+			_, err := written.Start(ctx, id, 0)
 			require.NoError(t, err)
 			ids = append(ids, id)
 		}
@@ -56,14 +56,15 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		}
 
 		r := saga.NewRunner(store, saga.RunnerConfig{ // which stops after a LeaseTTL: some rows cannot be given back
-			LeaseTTL: 3 * time.Second, Drain: time.Second, OnEvent: func(context.Context, saga.Event) {},
+			LeaseTTL: 3 * time.Second, Drain: time.Second,
 		})
-		saga.Register(r, trip)
+		r.Observe(func(context.Context, saga.Event) {})
+		trips := saga.Register(r, trip)
 		running, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(running) }()
 		for i := range 20 {
-			n, err := trip.Result(ctx, r, fmt.Sprint("good-", i))
+			n, err := trips.Result(ctx, fmt.Sprint("good-", i))
 			require.NoError(t, err)
 			require.Equal(t, 2, n)
 		}

@@ -105,16 +105,16 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 
 				paused := &pausedStore{Store: d.store(t), reached: make(chan struct{}), resume: make(chan struct{})}
 				observed := &observedStore{pausedStore: paused}
-				owner := saga.NewRunner(observed, quick(saga.RunnerConfig{Name: "paused", Drain: -1}))
+				owner := saga.NewRunner(observed, quick(saga.RunnerConfig{Name: "paused", Drain: saga.None}))
 				saga.Register(owner, &saga.Saga[nothing]{Name: "trip", Steps: steps})
 				def := &saga.Saga[nothing]{Name: "trip", Steps: steps}
 				other := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{Name: "other"}))
-				saga.Register(other, def)
+				sagas := saga.Register(other, def)
 
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { _ = owner.Run(ctx) })
-				_, err = saga.Start(ctx, other, def, "a", nothing{}) // it does not run yet
+				_, err = sagas.Start(ctx, "a", nothing{}) // it does not run yet
 				require.NoError(t, err)
 				<-paused.reached
 				run(t, other)
@@ -244,7 +244,7 @@ func skewed(t *testing.T, d database, by time.Duration) {
 		runners, defs = append(runners, r), append(defs, sg)
 	}
 	for i := range 20 {
-		_, err := saga.Start(t.Context(), runners[i%2], defs[i%2], fmt.Sprint("trip-", i), nothing{})
+		_, err := saga.Register(runners[i%2], defs[i%2]).Start(t.Context(), fmt.Sprint("trip-", i), nothing{})
 		require.NoError(t, err)
 	}
 	for i := range 20 {
@@ -268,13 +268,13 @@ func TestMixedVersions(t *testing.T) {
 		config := quick(saga.RunnerConfig{})
 		both := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{}))
 		saga.Register(both, v1, v2())
-		_, err := saga.Start(t.Context(), both, v1, "a", nothing{}) // no runner runs yet
+		_, err := saga.Register(both, v1).Start(t.Context(), "a", nothing{}) // no runner runs yet
 		require.NoError(t, err)
 
 		young, sg := saga.NewRunner(d.store(t), config), v2()
-		saga.Register(young, sg)
+		sagas := saga.Register(young, sg)
 		run(t, young)
-		_, err = saga.Start(t.Context(), young, sg, "b", nothing{})
+		_, err = sagas.Start(t.Context(), "b", nothing{})
 		require.NoError(t, err)
 		_, err = result(t.Context(), young, "b")
 		require.NoError(t, err)
@@ -299,7 +299,7 @@ func TestPoisonedSaga(t *testing.T) {
 		start := func(dead chan struct{}) (*saga.Runner, *saga.Saga[nothing]) {
 			var once sync.Once
 			store := &dyingStore{Store: d.store(t), dead: dead}
-			r := saga.NewRunner(store, quick(saga.RunnerConfig{MaxTakeovers: 2, Drain: -1, Concurrency: 4}))
+			r := saga.NewRunner(store, quick(saga.RunnerConfig{MaxTakeovers: 2, Drain: saga.None, Concurrency: 4}))
 			sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{
 				Name: "step", Undo: done,
 				Do: func(ctx context.Context, _ *nothing) error {
@@ -324,10 +324,10 @@ func TestPoisonedSaga(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 		}
-		_, err := saga.Start(t.Context(), idle, sg, "poison", nothing{})
+		_, err := saga.Register(idle, sg).Start(t.Context(), "poison", nothing{})
 		require.NoError(t, err)
 		for i := range 20 {
-			_, err := saga.Start(t.Context(), idle, sg, fmt.Sprint("trip-", i), nothing{})
+			_, err := saga.Register(idle, sg).Start(t.Context(), fmt.Sprint("trip-", i), nothing{})
 			require.NoError(t, err)
 		}
 		deaths := 0
@@ -413,11 +413,12 @@ func TestTransactionThatIsLongPoisonsNoSaga(t *testing.T) {
 				return ctx.Err()
 			},
 		}}}
-		saga.Register(r, long, bystander)
+		saga.Register(r, long)
+		saga.Register(r, bystander)
 		run(t, r)
-		_, err := saga.Start(t.Context(), r, bystander, "b", nothing{})
+		_, err := saga.Register(r, bystander).Start(t.Context(), "b", nothing{})
 		require.NoError(t, err)
-		_, err = saga.Start(t.Context(), r, long, "a", nothing{})
+		_, err = saga.Register(r, long).Start(t.Context(), "a", nothing{})
 		require.NoError(t, err)
 		_, err = result(t.Context(), r, "a")
 		ended <- err
@@ -442,10 +443,10 @@ func TestCanceledCaller(t *testing.T) {
 			{Name: "b", Undo: done, Do: func(ctx context.Context, _ *nothing) error { return ctx.Err() }},
 		}}
 		r := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{}))
-		saga.Register(r, sg)
+		sagas := saga.Register(r, sg)
 		run(t, r)
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := saga.Start(ctx, r, sg, "a", nothing{})
+		_, err := sagas.Start(ctx, "a", nothing{})
 		require.NoError(t, err)
 		cancel()
 		close(release)
@@ -458,5 +459,5 @@ func TestCanceledCaller(t *testing.T) {
 
 // result waits for a saga by its id alone.
 func result(ctx context.Context, r *saga.Runner, id string) (nothing, error) {
-	return new(saga.Saga[nothing]).Result(ctx, r, id)
+	return saga.Register(r, new(saga.Saga[nothing])).Result(ctx, id)
 }

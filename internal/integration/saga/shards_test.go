@@ -51,8 +51,8 @@ func TestShards(t *testing.T) {
 		require.NoError(t, err)
 		shards[name] = saga.NewRunner(sqlstore.New(dbs[name], d.Dialect, sqlstore.Config{}), saga.RunnerConfig{
 			Name: name, LeaseTTL: 2 * time.Second, Poll: 50 * time.Millisecond,
-			OnEvent: func(context.Context, saga.Event) {},
 		})
+		shards[name].Observe(func(context.Context, saga.Event) {})
 		saga.Register(shards[name], sg)
 		reg.MustAdd(shards[name])
 		run(t, shards[name])
@@ -62,9 +62,9 @@ func TestShards(t *testing.T) {
 		r := shards[shardOf(id, shards)]
 		for t.Context().Err() == nil {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-			_, err := saga.Start(ctx, r, sg, id, nothing{})
+			_, err := saga.Register(r, sg).Start(ctx, id, nothing{})
 			if err == nil {
-				_, err = sg.Result(ctx, r, id)
+				_, err = saga.Register(r, sg).Result(ctx, id)
 			}
 			cancel()
 			if err == nil {

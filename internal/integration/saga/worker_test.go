@@ -121,7 +121,7 @@ func work(config string) error {
 		Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
 	})
 	trip := chaosSaga(p)
-	saga.Register(runner, trip)
+	trips := saga.Register(runner, trip)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { _ = runner.Run(ctx) })
@@ -146,7 +146,7 @@ func work(config string) error {
 		for {
 			// As a server does, since a connection may never answer.
 			call, cancel := context.WithTimeout(ctx, c.LeaseTTL)
-			_, err := saga.Start(call, runner, trip, id, chaosTrip{})
+			_, err := trips.Start(call, id, chaosTrip{})
 			cancel()
 			if err == nil || ctx.Err() != nil {
 				break
@@ -155,7 +155,7 @@ func work(config string) error {
 		}
 		if next%20 == 0 {
 			call, cancel := context.WithTimeout(ctx, c.LeaseTTL)
-			_ = runner.Cancel(call, id, "changed my mind") // too late for some
+			_ = runner.Operate(call, id, saga.Operation{Action: saga.ActionCancel, Note: "changed my mind"}) // too late for some
 			cancel()
 		}
 		time.Sleep(rand.N(2 * c.Every))
@@ -170,7 +170,7 @@ func work(config string) error {
 func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	step := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
-			Name: name, Timeout: p.timeout, Attempts: 3, UndoAttempts: -1,
+			Name: name, Timeout: p.timeout, Attempts: 3, UndoAttempts: saga.Unlimited,
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			Do: func(ctx context.Context, s *chaosTrip) error {
 				*note(s) = name
@@ -181,7 +181,7 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	}
 	inTx := func(name string, attempts int) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
-			Name: name, Timeout: p.timeout / 2, Attempts: attempts, UndoAttempts: -1,
+			Name: name, Timeout: p.timeout / 2, Attempts: attempts, UndoAttempts: saga.Unlimited,
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			DoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
 				s.Account = cryptorand.Text()[:6] // another one each time, so that two attempts are not taken for one
@@ -194,7 +194,7 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	}
 	shared := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
-			Name: name, Timeout: p.timeout, Attempts: -1, ReadOnly: true,
+			Name: name, Timeout: p.timeout, Attempts: saga.Unlimited, ReadOnly: true,
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			Do: func(_ context.Context, s *chaosTrip) error {
 				if *note(s) = cryptorand.Text()[:6]; chance(p.c.Faults.Fail) {

@@ -192,19 +192,24 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 			close(drained)
 		}
 	}
-	run := func(config saga.RunnerConfig) (runners []*saga.Runner, stop func()) {
+	run := func(config saga.RunnerConfig, hear func(context.Context, saga.Event)) (runners []*saga.Runner, stop func()) {
 		config.Retention.Completed = *keep
 		ctx, cancel := context.WithCancel(ctx)
 		var running sync.WaitGroup
 		for _, st := range stores {
 			r := saga.NewRunner(st, config)
-			saga.Register(r, defined...)
+			if hear != nil {
+				r.Observe(hear)
+			}
+			for _, sg := range defined {
+				saga.Register(r, sg)
+			}
 			running.Go(func() { _ = r.Run(ctx) })
 			runners = append(runners, r)
 		}
 		return runners, func() { cancel(); running.Wait() }
 	}
-	runners, stop := run(saga.RunnerConfig{})
+	runners, stop := run(saga.RunnerConfig{}, nil)
 	defer func() { stop() }()
 	if err := complete(ctx, runners, defined, "warm", min(*sagas/10+1, 1000)); err != nil {
 		return nil, err
@@ -226,7 +231,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 	case s.What == "idle":
 		time.Sleep(time.Minute)
 	case drain:
-		_, stop = run(saga.RunnerConfig{OnEvent: count})
+		_, stop = run(saga.RunnerConfig{}, count)
 		<-drained
 	default:
 		err = complete(ctx, runners, defined, "trip", *sagas)
@@ -270,9 +275,9 @@ func complete(
 			wg.Go(func() {
 				for i := range next {
 					sg, id := defined[i%len(defined)], fmt.Sprint(prefix, "-", i)
-					_, failed := saga.Start(ctx, r, sg, id, nothing{})
+					_, failed := saga.Register(r, sg).Start(ctx, id, nothing{})
 					if failed == nil {
-						_, failed = sg.Result(ctx, r, id)
+						_, failed = saga.Register(r, sg).Result(ctx, id)
 					}
 					if failed != nil {
 						once.Do(func() { err = failed })
@@ -293,9 +298,8 @@ func complete(
 // copies their rows.
 func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[nothing], n, hours int) error {
 	r := saga.NewRunner(newStore(db, srv.dialect), saga.RunnerConfig{})
-	saga.Register(r, defined...)
 	for i, sg := range defined[:min(len(defined), n)] {
-		if _, err := saga.Start(ctx, r, sg, fmt.Sprint("wait-", hours, "-", i), nothing{}); err != nil {
+		if _, err := saga.Register(r, sg).Start(ctx, fmt.Sprint("wait-", hours, "-", i), nothing{}); err != nil {
 			return err
 		}
 	}

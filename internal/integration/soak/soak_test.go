@@ -231,7 +231,7 @@ func (s *shop) begin() (stop func()) {
 		case 4:
 			id += "-soldout"
 		}
-		if _, err := saga.Start(ctx, s.runner, s.order, id, order{Customer: id}); err == nil {
+		if _, err := saga.Register(s.runner, s.order).Start(ctx, id, order{Customer: id}); err == nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.orders = append(s.orders, id)

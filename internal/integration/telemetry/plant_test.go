@@ -228,8 +228,8 @@ type trip struct{ Legs int }
 // sagas book a flight and a hotel ten times a second. While the hotel is closed, they can
 // go neither on nor back.
 func (p *plant) sagas() []func() {
-	p.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace,
-		OnEvent: func(context.Context, saga.Event) {}})
+	p.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace})
+	p.runner.Observe(func(context.Context, saga.Event) {})
 	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
 	book := func(context.Context, *trip) error {
 		if p.hotelClosed.Load() {
@@ -241,13 +241,13 @@ func (p *plant) sagas() []func() {
 		{Name: "flight", Do: func(context.Context, *trip) error { return nil }, Undo: book, UndoAttempts: 1},
 		{Name: "hotel", Do: book, Undo: book},
 	}}
-	saga.Register(p.runner, booking)
+	bookings := saga.Register(p.runner, booking)
 	p.reg.MustAdd(p.runner, idle)
 	p.run()
 	n := 0
 	return []func(){func() {
 		if n++; n%5 == 1 {
-			_, _ = saga.Start(p.ctx, p.runner, booking, fmt.Sprint("trip-", n), trip{})
+			_, _ = bookings.Start(p.ctx, fmt.Sprint("trip-", n), trip{})
 		}
 	}}
 }

@@ -105,10 +105,10 @@ func work(dsn, start string) error {
 		}},
 		{Name: "card", Undo: undo, Do: func(context.Context, *trip) error { return saga.Permanent(errDown) }},
 	})}
-	saga.Register(runner, sg)
+	sagas := saga.Register(runner, sg)
 	if start != "" {
 		ctx, span := tracers.Tracer("test").Start(ctx, "order")
-		if _, err := saga.Start(ctx, runner, sg, start, trip{}); err != nil {
+		if _, err := sagas.Start(ctx, start, trip{}); err != nil {
 			return err
 		}
 		span.End()

@@ -1,0 +1,80 @@
+package saga_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A plainEngine has no transactions.
+type plainEngine struct{ saga.Engine }
+
+func TestHandleReachesOneSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"), awaits("paid"), step("hotel"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		trips := saga.Register(r, sg)
+		for _, id := range []string{"paid", "canceled"} {
+			in, err := trips.Start(t.Context(), id, trip{Calls: []string{"begin"}})
+			require.NoError(t, err)
+			require.Equal(t, saga.Running, in.Status)
+		}
+		synctest.Wait()
+		in, s, err := trips.Get(t.Context(), "paid")
+		require.NoError(t, err)
+		require.Equal(t, saga.StepWaiting, in.Steps[1].Status)
+		require.Equal(t, []string{"begin", "do flight"}, s.Calls)
+
+		require.NoError(t, trips.Signal(t.Context(), "paid", "paid", nil))
+		s, err = trips.Result(t.Context(), "paid")
+		require.NoError(t, err)
+		require.Equal(t, []string{"begin", "do flight", "paid  true", "do hotel"}, s.Calls)
+
+		require.NoError(t, trips.Cancel(t.Context(), "canceled", "ill"))
+		s, err = trips.Result(t.Context(), "canceled")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"begin", "do flight", "undo flight"}, s.Calls, "the state is returned with the error")
+
+		_, _, err = trips.Get(t.Context(), "none")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+		require.ErrorIs(t, trips.Cancel(t.Context(), "paid", ""), saga.ErrNotAllowed)
+	})
+}
+
+func TestHandleKnowsItsVersions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v1, v2, other := sequence(step("flight")), sequence(step("train")), sequence(step("flight"))
+		v2.Version, other.Name = 2, "other"
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, v1, v2, other)
+		_, err := saga.Register(r, v1).Start(t.Context(), "one", trip{})
+		require.NoError(t, err)
+		trips := saga.Register(r, v2, v1)
+		_, err = trips.Start(t.Context(), "two", trip{})
+		require.NoError(t, err)
+		for id, want := range map[string]string{"one": "do flight", "two": "do train"} {
+			s, err := trips.Result(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, []string{want}, s.Calls)
+		}
+		_, _, err = saga.Register(r, v2).Get(t.Context(), "one")
+		require.ErrorIs(t, err, saga.ErrNotRegistered)
+		_, err = saga.Register(r, other).Start(t.Context(), "one", trip{})
+		require.ErrorIs(t, err, saga.ErrExists)
+		require.PanicsWithError(t, `saga: the older definition is one of "other", not of "trip"`,
+			func() { saga.Register(r, v2, other) })
+	})
+}
+
+func TestHandleWithoutTransactions(t *testing.T) {
+	sg := sequence(awaits("paid"))
+	trips := saga.Register(plainEngine{saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})}, sg)
+	require.ErrorIs(t, trips.StartTx(t.Context(), nil, "trip-1", trip{}), saga.ErrNoTx)
+	require.ErrorIs(t, trips.SignalTx(t.Context(), nil, "trip-1", "paid", nil), saga.ErrNoTx)
+	onMemory := saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
+	require.ErrorIs(t, onMemory.StartTx(t.Context(), nil, "trip-1", trip{}), saga.ErrNoTx)
+	require.ErrorIs(t, onMemory.SignalTx(t.Context(), nil, "trip-1", "paid", nil), saga.ErrNoTx)
+}
