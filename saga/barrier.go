@@ -11,8 +11,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite, as the Migrate of sqlstore
-// does. Delete rows once no saga and no message can be as old: a command that arrives later is applied again.
+// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite, as the Migrate of sqlstore does.
+// Delete rows when no saga and no message can be as old: a command that arrives later is applied again.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'
 const BarrierTable = participant.Table
@@ -20,17 +20,17 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx once: fn makes its changes in a transaction of db, to which Apply adds a row of
-// the [BarrierTable].
+// Apply applies the command of ctx once: fn makes its changes in a transaction of db, in which Apply also records the
+// command in the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
-//		return book(ctx, tx, room) // or a saga.Declined: it is taken, for good
+//		return book(ctx, tx, room) // or saga.Declined(err): there is no room, and that is remembered
 //	})
 //
-// A command that was applied before does nothing and returns nil: store its result under its id. A Do for
-// which fn returns a [Declined] error is declined again whenever it arrives again. An Undo whose Do has never arrived,
-// or was declined, does not call fn; a Do that arrives after it is declined. After any other error the command
-// can be sent again. fn must return a deadlock of MySQL, which has rolled the row back: it would be applied twice.
+// A command that was applied before does nothing and returns nil: store its result under its id. A command that was
+// declined is declined again. An Undo whose Do never arrived, or was declined, does not call fn, and a Do that arrives
+// after that Undo is declined. After any other error, the command can be sent again. fn must return a deadlock error of
+// MySQL unchanged, since MySQL has rolled the command's row back: otherwise the command would be applied twice.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

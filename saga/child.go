@@ -2,13 +2,13 @@ package saga
 
 import "slices"
 
-// A Child is the work of a step that consists of sagas: Step.Saga.
+// A Child makes a step consist of sagas. See Step.Child.
 //
-// The step is done when all children are completed. It fails when one was compensated or abandoned, waits while
-// one is stuck, and is undone when all have turned back, also completed ones; an abandoned one counts as undone.
+// The step is done when all children are completed. It fails when one was compensated or abandoned, and waits while one
+// is stuck. It is undone when all have turned back, including completed ones; an abandoned child counts as undone.
 //
-// Children with a pivot can only begin at the parent's pivot or after it. That step fails when all have ended,
-// without effect if all were compensated.
+// Children with a pivot can start only at the parent's pivot or after it. Such a step fails when all children have
+// ended, without effect if all were compensated.
 //
 // [Register] registers the definition of the children with that of the parent. They run in any runner, and are
 // deleted with their parent.
@@ -22,9 +22,9 @@ type child struct {
 	end     func(s any, states []any) error // of the completed children
 }
 
-// ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called,
-// and must not change s. end, which may be nil, takes in its state when it is completed. Their errors are those
-// of a Do, except that a [Declined] error is about that attempt only.
+// ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called, and
+// must not change s. end, which may be nil, merges the final state of the completed child into s. Their errors are
+// those of a Do, except that a [Declined] error is about one attempt only.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -40,7 +40,7 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 }
 
 // ChildrenOf is [ChildOf] for any number of sagas, which run in parallel and keep their order. An attempt starts all
-// of them one by one, or reads all their states: for ten thousand, give the step a longer Timeout than a minute.
+// of them one by one, or reads all their states: for 10,000 children, give the step a Timeout of more than 1 minute.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

@@ -10,11 +10,11 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// A Command is the request of an attempt to its participant.
+// A Command identifies an operation of a step to its participant.
 type Command struct {
-	ID      string // "<id of the saga>/<step>/do" or ".../undo", in all attempts
+	ID      string // "<saga id>/<step>/do" or ".../undo", the same for all attempts
 	Attempt int    // from 1; a crash can make it smaller
-	Epoch   int64  // the fencing token, which grows with each claim of the saga; zero under Run
+	Epoch   int64  // a fencing token, which grows with each claim of the saga; zero with [Run]
 }
 
 // commandKey is the key of an *attempt, or of a *given, in a ctx.
@@ -26,7 +26,7 @@ type given struct {
 	signals map[string][]byte
 }
 
-// CommandFrom returns the command of a step's function by its ctx, else the zero Command.
+// CommandFrom returns the command of a step from its ctx, or the zero Command if ctx is not that of a step.
 func CommandFrom(ctx context.Context) Command {
 	switch c := ctx.Value(commandKey{}).(type) {
 	case *given:
@@ -41,7 +41,7 @@ func CommandFrom(ctx context.Context) Command {
 	return Command{}
 }
 
-// WithCommand returns a ctx with cmd, for [Apply] in a participant that got its ID by a message.
+// WithCommand returns a ctx with cmd, for [Apply] in a participant that received the ID in a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	return context.WithValue(ctx, commandKey{}, &given{cmd, signalsFrom(ctx)})
 }
@@ -57,11 +57,11 @@ func (r *runID) id() string {
 	return r.text
 }
 
-// DoID returns the ID of the Do that the command is or undoes, or "" if it is none.
+// DoID returns the ID of the Do that the command is or undoes, or "" if c.ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child, from 0, of a step: "<id>/<step>/<n>", or a hash at the end if that is
-// too long. With 3 children, number 4 is child 1 started again by an [ActionRetry], and number 7 the next time.
+// ChildID returns the id of the nth child, from 0, of a step: "<id>/<step>/<n>", or an id with a hash if that is too
+// long. With 3 children, number 4 is child 1 after an [ActionRetry] has started it again, and number 7 is the next one.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
 // withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new operation, even if the
@@ -74,8 +74,8 @@ func withAttempt(ctx context.Context, t *attempt) context.Context {
 	return retrying.With(context.WithValue(ctx, commandKey{}, t), n)
 }
 
-// SignalFrom returns the payload of a signal by the ctx of the step that awaited it, of those after it, or of an
-// Undo.
+// SignalFrom returns the payload of a signal from the ctx of the step that awaited it, of later steps, and of an Undo.
+// ok reports whether the signal has arrived.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 	payload, ok = signalsFrom(ctx)[name]
 	return bytes.Clone(payload), ok

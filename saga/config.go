@@ -9,40 +9,39 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The runner, or the caller of Start or
-// Operate, waits for each hook.
+// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The runner, or the caller of Start or Operate,
+// waits for each call of Inject and Extract.
 type RunnerConfig struct {
-	// Name is in logs, metrics and the names of owners, the same in all processes of a program: up to 100 bytes.
+	// Name appears in logs, metrics and the names of owners. It is the same in all processes of a program, and has up
+	// to 100 bytes of UTF-8 without NUL.
 	Name string
 
-	// LeaseTTL is how long a saga remains this runner's without a heartbeat, of which there are three in
-	// that time. Zero means 15 seconds; at least 10 milliseconds.
+	// LeaseTTL is the time for which a saga belongs to this runner without a heartbeat. The runner sends three
+	// heartbeats in that time. Zero means 15 seconds; the minimum is 10ms.
 	LeaseTTL time.Duration
-	// Poll is how often the runner asks the store for due sagas, and Result for the end of one. Zero means
-	// 1 second.
+	// Poll is the interval at which the runner looks for due sagas, and Result for the end of one. Zero means 1 second.
 	Poll time.Duration
-	// Concurrency is how many sagas the runner holds at most. One that waits for a signal, for children, or
-	// for more than a third of LeaseTTL, is not held. Zero means 64; at most 10000, as each has a parameter in
-	// one statement.
+	// Concurrency limits the number of sagas that the runner holds. A saga that waits for a signal, for children, or
+	// for more than LeaseTTL/3, is not held. Zero means 64; the maximum is 10,000.
 	Concurrency int
-	// Drain is how long attempts may continue after the ctx of Run has ended. Zero means 10 seconds, negative
-	// no time.
+	// Drain is the time for which attempts may continue after the ctx of Run is done. Zero means 10 seconds; [None]
+	// means that they are canceled immediately.
 	Drain time.Duration
-	// MaxTakeovers is how often a saga may be taken over from crashed owners, which it may have killed,
-	// without a step that succeeds, before it is stuck. Zero means 10, negative no limit.
+	// MaxTakeovers is the number of times that a saga may be taken over from crashed processes, which it may have
+	// killed, before one of its steps succeeds. After that the saga is stuck. Zero means 10; [Unlimited] means no limit.
 	MaxTakeovers int
 
-	// Inject returns what a saga carries from the ctx of its Start to its steps, such as a trace context: up
-	// to 4 KiB of UTF-8, else nothing.
-	Inject func(context.Context) string
-	// Extract returns ctx with what a saga carries, for its steps and hooks in any process.
-	Extract func(ctx context.Context, carried string) context.Context
-
-	// Retention is the time that sagas are kept after they have ended.
+	// Retention is the time for which sagas are kept after they have ended.
 	Retention Retention
+
+	// Inject returns the text that a saga carries from the ctx of its Start to its steps, such as a trace context: up to
+	// 4 KiB of UTF-8. A longer text is dropped. Nil means no text.
+	Inject func(context.Context) string
+	// Extract returns ctx with the text that a saga carries, for its steps and observers in any process. Nil means ctx.
+	Extract func(ctx context.Context, carried string) context.Context
 }
 
-// Validate returns an error that lists all that is wrong, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
 	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name, maxName),
@@ -72,13 +71,13 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	return c
 }
 
-// Retention is the time that sagas are kept in the store after they have ended. It must be longer than their Start may
-// be repeated, which would run them again. In each field, zero means 30 days, and [Unlimited] means forever. Children
-// are deleted with their parent.
+// Retention is the time for which sagas are kept in the store after they have ended. It must be longer than the time
+// in which their Start may be repeated: if a saga was deleted, Start runs it again. In each field, zero means 30 days,
+// and [Unlimited] means forever. Children are deleted with their parent.
 type Retention struct {
-	Completed   time.Duration
-	Compensated time.Duration
-	Abandoned   time.Duration
+	Completed   time.Duration // of sagas that are Completed
+	Compensated time.Duration // of sagas that are Compensated
+	Abandoned   time.Duration // of sagas that are Abandoned
 }
 
 const defaultRetention = 30 * 24 * time.Hour

@@ -116,7 +116,7 @@ func (sg *Saga[S]) program() (*program, error) {
 	return p, nil
 }
 
-// Validate returns an error that lists all that is wrong, or nil.
+// Validate returns an error that names everything that is wrong, or nil.
 func (sg *Saga[S]) Validate() error {
 	_, err := sg.check()
 	return err

@@ -16,33 +16,43 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Engine runs sagas durably. A [*Runner] is one on a [Store]. [Register] returns a typed [Handle] of it.
+// An Engine runs sagas durably. A [*Runner] is the engine on a [Store]. [Register] returns a typed [Handle] of an
+// engine.
 //
 //	var _ saga.Engine = (*Engine)(nil)
 //
-// An engine keeps a [Snapshot] of each saga, and advances it with [Definition.Decide] alone: it makes the calls that
-// a Decision asks for with [Definition.Perform], in any process, and passes on their answers, signals and operations
-// until the saga has ended.
+// An engine keeps a [Snapshot] of each saga, and advances it with [Definition.Decide] only. It makes the calls that a
+// Decision requests with [Definition.Perform], in any process, and passes their answers, signals and operations to the
+// next Decide, until the saga has ended. [Run] and Runner are such loops.
 //
 // Before 1.0.0, a minor version may change the interface and the types that only engines use.
 type Engine interface {
+	// Register makes a definition known, so that its sagas run. It returns an error if another definition has its name
+	// and version, or if the engine lacks a feature that it needs. Registering a definition again changes nothing.
 	Register(d *Definition) error
-	// Start starts a saga with an encoded state, or returns the one that has the id.
+	// Start starts a saga with an encoded state, or returns the saga that has the id. The error matches ErrExists if
+	// that saga is of another definition.
 	Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error)
+	// Get returns a saga. The error matches ErrNotFound if there is no such saga.
 	Get(ctx context.Context, id string) (*Instance, error)
 	// Wait returns the saga once it has ended or is stuck.
 	Wait(ctx context.Context, id string) (*Instance, error)
+	// Signal keeps the first payload of each name for the saga. The error matches ErrNotAllowed if the saga has turned
+	// back or ended without the signal, or does not await it.
 	Signal(ctx context.Context, id, name string, payload []byte) error
+	// Operate applies an operator's action. The error matches ErrNotAllowed if the saga does not allow it.
 	Operate(ctx context.Context, id string, op Operation) error
 	// List returns a page of the sagas that the filter selects, the latest first. next is the After of the following
-	// page, or "" if this is the last.
+	// page, or "" if this is the last one.
 	List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error)
 }
 
 // A TxEngine is an Engine whose sagas can start, and be signaled, in a transaction of their database.
 type TxEngine interface {
 	Engine
+	// StartTx is Start within tx: the saga exists if tx commits.
 	StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error
+	// SignalTx is Signal within tx.
 	SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error
 }
 
@@ -64,8 +74,8 @@ func (d *Definition) Name() string { return d.p.name }
 // Version returns the Version of the saga.
 func (d *Definition) Version() int { return d.p.version }
 
-// Needs reports what the definition needs of its engine: transactions for a DoTx or UndoTx, and sagas that start
-// sagas.
+// Needs reports which features the definition needs of its engine: transactions for a DoTx or UndoTx, and sagas that
+// start other sagas.
 func (d *Definition) Needs() (tx, children bool) { return d.p.needsTx, d.p.children }
 
 // Begin returns the snapshot of a new saga with an encoded state. It returns an error if the id is empty, longer than
@@ -110,8 +120,8 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	return m.decide(&in), nil
 }
 
-// Perform makes a call that a Decision asked for. A panic in a step is an Answer, too. A step with a transaction or
-// with children needs a [Runner]: its Answer is an error that matches ErrNoTx.
+// Perform makes a call that a Decision requested. If a step panics, the Answer has the panic as its error. A step with
+// a transaction or with children needs a [Runner]: its Answer has an error that matches ErrNoTx.
 func (d *Definition) Perform(ctx context.Context, c Call) Answer {
 	if c.Saga != d.p.name || c.Version != d.p.version || d.p.index(c.Step) < 0 {
 		return c.Interrupted(fmt.Errorf("saga: step %s of %s version %d is not one of %s version %d",
@@ -122,7 +132,7 @@ func (d *Definition) Perform(ctx context.Context, c Call) Answer {
 	return t.answer
 }
 
-// Instance returns the saga of a snapshot.
+// Instance returns the saga of a snapshot. It returns an empty Instance for the zero Snapshot.
 func (d *Definition) Instance(s Snapshot) *Instance {
 	if s.m == nil {
 		return &Instance{}
@@ -132,12 +142,12 @@ func (d *Definition) Instance(s Snapshot) *Instance {
 	return &in
 }
 
-// An Input is what has happened to a saga since its last [Decision].
+// An Input has the events of a saga since its last [Decision].
 type Input struct {
-	Now       time.Time
+	Now       time.Time         // the present time
 	Answers   []Answer          // of calls that have ended
 	Signals   map[string][]byte // new ones, by name
-	Operation *Operation        // such as ActionCancel
+	Operation *Operation        // an operator's action, such as ActionCancel, or nil
 
 	ended  error // of the ctx of Run, once that has ended
 	runner runnerInput
@@ -159,14 +169,14 @@ type runnerInput struct {
 	stick     error   // make the saga stuck
 }
 
-// A Decision is what to do next with a saga. It is JSON.
+// A Decision has the next actions for a saga. It can be encoded as JSON.
 type Decision struct {
-	Snapshot   Snapshot
-	Status     Status
+	Snapshot   Snapshot  // the saga after the decision, to be kept before the Calls are made
+	Status     Status    // after the decision
 	Calls      []Call    // to make now
 	Stop       []string  // steps whose calls in progress are to be canceled
 	WakeAt     time.Time // when to decide again if nothing happens before; zero means never
-	Log        []Entry   // what has happened
+	Log        []Entry   // the new entries of the saga's log
 	NotAllowed string    // why Input.Operation was refused, or ""
 	// SignalsRefused has, by name, why new signals were not kept: the saga has turned back or ended without them, or
 	// has no step that awaits them.
@@ -269,15 +279,15 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// A Call is an attempt of a step. It is JSON.
+// A Call is an attempt of a step. It can be encoded as JSON.
 type Call struct {
 	Saga     string // the Name of the definition
-	Version  int
-	Step     string
+	Version  int    // of the definition
+	Step     string // the Name of the step
 	Op       Op
 	Command  Command
-	Refusals int // consecutive ones before this attempt
-	State    []byte
+	Refusals int               // consecutive refusals before this attempt
+	State    []byte            // encoded
 	Signals  map[string][]byte // by name
 	Timeout  time.Duration     // zero means none
 
@@ -288,12 +298,12 @@ type Call struct {
 	retried  bool   // start those children again that have failed
 }
 
-// An Answer is the result of a [Call]. It is JSON.
+// An Answer is the result of a [Call]. It can be encoded as JSON.
 type Answer struct {
-	Step       string
-	Op         Op
-	Outcome    Outcome
-	Error      string
+	Step       string        // of the Call
+	Op         Op            // of the Call
+	Outcome    Outcome       // the result
+	Error      string        // the text of the error, or ""
 	Final      bool          // the step is not tried again
 	State      []byte        // nil if it has not changed
 	RetryAfter time.Duration // the pause before the next attempt, drawn from the error or from Backoff

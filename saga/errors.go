@@ -13,20 +13,23 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Why a saga has not completed, and why a call fails.
+// These are the reasons for which a saga did not complete. An [*Error] matches them.
 var (
-	ErrCompensated = errors.New("saga: compensated") // its steps have been undone
+	ErrCompensated = errors.New("saga: compensated") // its steps were undone
 	ErrStuck       = errors.New("saga: stuck")       // it needs an operator
-	ErrAbandoned   = errors.New("saga: abandoned")   // an operator has given it up as it was
+	ErrAbandoned   = errors.New("saga: abandoned")   // an operator ended it as it was
 
 	ErrCanceled = errors.New("saga: canceled")          // the reason after Cancel
 	ErrDeadline = errors.New("saga: deadline exceeded") // the reason after Saga.Timeout
-	ErrNoSignal = errors.New("saga: no signal in time") // of a step, after AwaitFor
+	ErrNoSignal = errors.New("saga: no signal in time") // the error of a step after AwaitFor
+)
 
+// These are the reasons for which a call failed.
+var (
 	ErrNotFound      = store.ErrNotFound                             // no saga has the id
 	ErrExists        = errors.New("saga: id in use")                 // by a saga of another definition or parent
 	ErrNotRegistered = errors.New("saga: definition not registered") // or not in this version
-	ErrNotAllowed    = errors.New("saga: not allowed")               // as the saga is now
+	ErrNotAllowed    = errors.New("saga: not allowed")               // in the present status
 	ErrNoTx          = errors.New("saga: no transactions")           // the engine or its store has none
 )
 
@@ -39,25 +42,26 @@ var (
 	errDraining = errors.New("saga: runner stopped")
 )
 
-// An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or
-// [ErrAbandoned], and unwraps to Err and the errors of Failed: after Run those of the steps, from Result their
-// texts, which match only ErrCanceled, ErrDeadline and ErrNoSignal.
+// An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and
+// unwraps to Err and the errors in Failed. After [Run] these are the errors of the steps. From Result they are texts,
+// which match only ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
-	Saga   string
-	ID     string // "" from Run
-	Status Status // Compensated, Stuck or Abandoned
-	Step   string // where the saga turned back or stopped
-	Err    error  // that step's, ErrCanceled, ErrDeadline, the end of ctx or an operator's note
-	Failed []Failure
+	Saga   string    // the Name of the definition
+	ID     string    // empty from Run
+	Status Status    // Compensated, Stuck or Abandoned
+	Step   string    // the step at which the saga turned back or stopped
+	Err    error     // the error of that step, or ErrCanceled, ErrDeadline, the end of ctx or an operator's note
+	Failed []Failure // the steps that could neither be done nor undone
 }
 
 // A Failure is a step that could neither be done nor undone.
 type Failure struct {
-	Step string
-	Op   Op
-	Err  error
+	Step string // the Name of the step
+	Op   Op     // the operation that failed for good
+	Err  error  // the error of its latest attempt
 }
 
+// Error returns the definition, the id, the status, the step and the errors of the saga in one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("saga: ")
@@ -93,6 +97,7 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
+// Unwrap returns Err and the errors in Failed.
 func (e *Error) Unwrap() []error {
 	errs := make([]error, 0, 1+len(e.Failed))
 	if e.Err != nil {
@@ -106,13 +111,13 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// Retryable reports false: the saga has ended.
+// Retryable returns false: the saga has ended.
 func (e *Error) Retryable() bool { return false }
 
-// Refused reports false: steps were called.
+// Refused returns false: steps were called.
 func (e *Error) Refused() bool { return false }
 
-// Answered reports whether all was undone because of a participant's answer.
+// Answered reports whether the saga was undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
 // Permanent marks the error of a step that another attempt cannot help. The step may have taken effect, so it is

@@ -14,32 +14,32 @@ import (
 // A Status is the status of a saga.
 type Status = store.Status
 
-// A Running saga becomes Completed, Compensating or Stuck, and a Compensating one Compensated or Stuck. An
-// operator lets a Stuck saga go on or back, or makes it Abandoned. The rest is final, but for a completed child,
-// which turns back with its parent.
+// The statuses of a saga. A Running saga becomes Completed, Compensating or Stuck, and a Compensating saga becomes
+// Compensated or Stuck. An operator lets a Stuck saga continue, turns it back, or makes it Abandoned. The other
+// statuses are final, except that a Completed child turns back with its parent.
 const (
-	Running      = store.Running
-	Compensating = store.Compensating
-	Completed    = store.Completed
-	Compensated  = store.Compensated
-	Stuck        = store.Stuck
-	Abandoned    = store.Abandoned
+	Running      = store.Running      // steps are being done
+	Compensating = store.Compensating // steps are being undone
+	Completed    = store.Completed    // every step is done
+	Compensated  = store.Compensated  // every step is undone
+	Stuck        = store.Stuck        // an operator must act
+	Abandoned    = store.Abandoned    // an operator ended the saga as it was
 )
 
 // A StepStatus is the status of a step.
 type StepStatus string
 
 const (
-	StepIdle       StepStatus = "idle"        // no attempt has begun
+	StepIdle       StepStatus = "idle"        // no attempt has started
 	StepWaiting    StepStatus = "waiting"     // for its Delay or Await
-	StepStarted    StepStatus = "started"     // attempts of Do have begun, and the step has not ended
+	StepStarted    StepStatus = "started"     // attempts of Do have started, and the step has not ended
 	StepDone       StepStatus = "done"        // Do has taken effect
-	StepNoEffect   StepStatus = "no_effect"   // certainly: there is nothing to undo
-	StepFailed     StepStatus = "failed"      // for good; it may have taken effect
-	StepUndoing    StepStatus = "undoing"     // attempts of Undo have begun
+	StepNoEffect   StepStatus = "no_effect"   // Do took no effect: there is nothing to undo
+	StepFailed     StepStatus = "failed"      // Do failed for good; it may have taken effect
+	StepUndoing    StepStatus = "undoing"     // attempts of Undo have started
 	StepUndone     StepStatus = "undone"      // Undo has taken effect
-	StepUndoFailed StepStatus = "undo_failed" // for good
-	StepSkipped    StepStatus = "skipped"     // by an operator
+	StepUndoFailed StepStatus = "undo_failed" // Undo failed for good
+	StepSkipped    StepStatus = "skipped"     // an operator settled the step
 )
 
 // An Op is an operation of a step.
@@ -53,31 +53,31 @@ const (
 // An EventKind says what an [Event] or an [Entry] is.
 type EventKind = store.EventKind
 
-// Events of a saga, in its log and for observers.
+// Events of a saga. They are in its log and go to observers.
 const (
-	EventCreated     EventKind = "created"
+	EventCreated     EventKind = "created"     // the saga was started
 	EventTakenOver   EventKind = "taken_over"  // from an owner that crashed or was cut off
 	EventTurnedBack  EventKind = "turned_back" // for good
 	EventCanceled    EventKind = "canceled"    // the request to cancel reached the owner
-	EventCompleted   EventKind = "completed"
-	EventCompensated EventKind = "compensated"
-	EventStuck       EventKind = "stuck"
-	EventAbandoned   EventKind = "abandoned" // by an operator
-	EventRetried     EventKind = "retried"   // by an operator
-	EventParked      EventKind = "parked"    // written back to wait
-	EventResumed     EventKind = "resumed"   // steps that were ready have started
-	EventReleased    EventKind = "released"  // by a runner that stops
+	EventCompleted   EventKind = "completed"   // every step is done
+	EventCompensated EventKind = "compensated" // every step is undone
+	EventStuck       EventKind = "stuck"       // an operator must act
+	EventAbandoned   EventKind = "abandoned"   // by an operator
+	EventRetried     EventKind = "retried"     // by an operator
+	EventParked      EventKind = "parked"      // written back to wait
+	EventResumed     EventKind = "resumed"     // steps that were ready have started
+	EventReleased    EventKind = "released"    // by a runner that stops
 
-	EventStepDone       EventKind = "step_done"
-	EventStepFailed     EventKind = "step_failed"    // for good; the step may have taken effect
-	EventStepNoEffect   EventKind = "step_no_effect" // the step failed for good, without effect
-	EventStepRefused    EventKind = "step_refused"   // by a policy; only the first of consecutive refusals
-	EventStepSkipped    EventKind = "step_skipped"   // by an operator
-	EventStepUndone     EventKind = "step_undone"
+	EventStepDone       EventKind = "step_done"        // Do took effect
+	EventStepFailed     EventKind = "step_failed"      // for good; the step may have taken effect
+	EventStepNoEffect   EventKind = "step_no_effect"   // the step failed for good, without effect
+	EventStepRefused    EventKind = "step_refused"     // by a policy; only the first of consecutive refusals
+	EventStepSkipped    EventKind = "step_skipped"     // by an operator
+	EventStepUndone     EventKind = "step_undone"      // Undo took effect
 	EventStepUndoFailed EventKind = "step_undo_failed" // for good
 )
 
-// Events for observers that are in no log.
+// Events that only go to observers. They are in no log.
 const (
 	EventAttempted   EventKind = "attempted"    // an attempt has ended
 	EventStalled     EventKind = "stalled"      // a step has failed or been refused 8, 16, 32, ... times
@@ -85,7 +85,7 @@ const (
 	EventStoreFailed EventKind = "store_failed" // the runner tries again
 )
 
-// An Outcome is how an attempt of a step has ended.
+// An Outcome is the result of an attempt of a step.
 type Outcome string
 
 const (
@@ -93,28 +93,26 @@ const (
 	OutcomeDeclined     Outcome = "declined"      // see [Declined]
 	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
 	OutcomeFailed       Outcome = "failed"        // without effect: of an Undo, a DoTx or a ReadOnly step
-	OutcomeRefused      Outcome = "refused"       // by a policy, or because no transaction could begin
+	OutcomeRefused      Outcome = "refused"       // by a policy, or because no transaction could start
 	OutcomeInterrupted  Outcome = "interrupted"   // the runner stopped, or lost the saga
 )
 
-// An Event is something that happened to a saga, or in a runner.
+// An Event is something that happened to a saga, or in a [Runner].
 type Event struct {
-	Kind EventKind
-
-	Saga    string
-	Version int
-	ID      string
+	Kind    EventKind
+	Saga    string // the Name of the definition
+	Version int    // of the definition
+	ID      string // of the saga; empty with EventStoreFailed
 	Status  Status // after the event
+	Seq     int64  // the number of the log's entry, or 0 if the event is in no log
+	Step    string // or "" if the event is not about a step
+	Op      Op     // of the step
+	Attempt int    // the number of the attempt, from 1, or 0
 
-	Seq     int64 // in its log
-	Step    string
-	Op      Op
-	Attempt int
-
-	Outcome Outcome       // of an EventAttempted
-	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
+	Outcome Outcome       // of EventAttempted
+	Took    time.Duration // of EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
-	At      time.Time     // by the store's clock
+	At      time.Time     // according to the store's clock; the local clock with EventStoreFailed
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.

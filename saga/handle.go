@@ -59,7 +59,8 @@ func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error
 }
 
 // StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds it
-// at its next poll, or after [Runner.Wake]. StartTx returns [ErrNoTx] if the engine has no transactions.
+// at its next poll, or after [Runner.Wake]. The error matches [ErrNoTx] if the engine has no
+// transactions.
 func (h *Handle[S]) StartTx(ctx context.Context, tx *sql.Tx, id string, s S) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -80,26 +81,35 @@ func (h *Handle[S]) encode(ctx context.Context, s *S) ([]byte, error) {
 	return h.current.p.encodeNew(s)
 }
 
-// Result waits until the saga has ended, in whichever process, or is stuck, and returns its state. If it has not
-// completed, the error is an [*Error], and the state is returned too.
+// Result waits until the saga has ended, in whichever process, or is stuck, and returns its state. If the saga has not
+// completed, the error is an [*Error], and the state is returned with it.
+//
+// If ctx ends first, the error is the end of ctx, with the latest error of the store. If there is no such saga, the
+// error matches [ErrNotFound]. If the saga is of a version that the handle lacks, it matches [ErrNotRegistered].
 //
 // A step that waits for the Result of another saga keeps its place in the runner: make that saga a child.
-func (h *Handle[S]) Result(ctx context.Context, id string) (s S, err error) {
+func (h *Handle[S]) Result(ctx context.Context, id string) (S, error) {
 	in, err := h.engine.Wait(ctx, id)
 	if err != nil {
-		return s, err
+		var none S
+		return none, err
 	}
-	if s, err = h.decode(in); err != nil || in.Status == Completed {
+	s, err := h.decode(in)
+	if err != nil || in.Status == Completed {
 		return s, err
 	}
 	return s, in.failure()
 }
 
-// Get returns the saga and its state as they are now. It returns [ErrNotFound] if there is no such saga.
-func (h *Handle[S]) Get(ctx context.Context, id string) (in *Instance, s S, err error) {
-	if in, err = h.engine.Get(ctx, id); err == nil {
-		s, err = h.decode(in)
+// Get returns the saga and its state as they are now. The error matches [ErrNotFound] if there is no such saga, and
+// [ErrNotRegistered] if the saga is of a version that the handle lacks. Then the Instance is returned with the error.
+func (h *Handle[S]) Get(ctx context.Context, id string) (*Instance, S, error) {
+	in, err := h.engine.Get(ctx, id)
+	if err != nil {
+		var none S
+		return nil, none, err
 	}
+	s, err := h.decode(in)
 	return in, s, err
 }
 
@@ -121,16 +131,16 @@ func (h *Handle[S]) decode(in *Instance) (s S, err error) {
 // wait. [SignalFrom] returns the payload, of up to 64 KiB. The first signal of a name is kept, so Signal can be
 // repeated.
 //
-// It returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga has turned back or ended without
-// such a signal, or has no step that awaits it. So if a payment arrives while the customer cancels, either the caller
-// of Signal learns that it must be paid back, or each Undo sees it: let a step before the wait have an Undo, and take
-// no payment before that step is done, since a step that never began, or took no effect, is not undone.
+// The error matches [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga has turned back or ended
+// without such a signal, or has no step that awaits it. So if a payment arrives while the customer cancels, either the
+// caller of Signal learns that it must be paid back, or each Undo sees it. Let a step before the wait have an Undo, and
+// take no payment before that step is done: a step that never started, or took no effect, is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }
 
 // SignalTx is Signal within tx, a transaction of the store's database, which may also have started the saga. After
-// [ErrNotAllowed] and [ErrNotFound], tx can still be used. SignalTx returns [ErrNoTx] if the engine has no
+// [ErrNotAllowed] and [ErrNotFound], tx can still be used. The error matches [ErrNoTx] if the engine has no
 // transactions.
 func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	engine, ok := h.engine.(TxEngine)

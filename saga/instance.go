@@ -11,34 +11,34 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Instance is a saga as it was at Now. All its times are by the store's clock.
+// An Instance is a saga as it was at Now. All times are those of the store's clock.
 type Instance struct {
-	ID         string
-	Saga       string // the definition's Name
-	Version    int
-	Status     Status
-	State      []byte      // encoded by the definition's Codec
-	Steps      []StepState // in the definition's order
-	TurnedBack bool        // it has turned back for good
-	Parent     string      // the id of the saga that has started this one, unless that is deleted
+	ID      string // 1 to 200 bytes
+	Saga    string // the Name of the definition
+	Version int    // of the definition
+	Status  Status
+	State   []byte      // encoded by the definition's Codec
+	Steps   []StepState // in the definition's order
+	Parent  string      // the id of the saga that started this one, or ""
 
-	Step  string // at which it turned back or got stuck
-	Cause string // why it did
+	TurnedBack bool   // the saga is being, or has been, undone
+	Step       string // the step at which the saga turned back or got stuck
+	Cause      string // the reason why it did
 
-	Owner      string    // the runner that holds it
-	Epoch      int64     // how often it was claimed
-	Seq        int64     // the number of entries in its log
-	WakeAt     time.Time // when the owner's hold ends; without an owner, when it is due
-	CompleteBy time.Time // by Saga.Timeout
+	Owner      string    // the runner that holds the saga, or ""
+	Epoch      int64     // the number of claims
+	Seq        int64     // the number of entries in the saga's log
+	WakeAt     time.Time // when the lease ends or, without an owner, when the saga is due
+	CompleteBy time.Time // the deadline of Saga.Timeout; zero means none
 
 	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // from crashed owners since then
-	LastError       string // of one that was abandoned, the operator's note
-	CancelRequested bool
+	Takeovers       int    // claims from crashed owners since a step last succeeded
+	LastError       string // of an abandoned saga, the operator's note
+	CancelRequested bool   // a request to cancel was recorded
 
 	CreatedAt time.Time
 	UpdatedAt time.Time
-	Now       time.Time
+	Now       time.Time // when the saga was read
 
 	// Actions are allowed now. All but ActionCancel and ActionAbandon need a runner with the definition.
 	Actions []Action
@@ -52,16 +52,16 @@ type StepState struct {
 	Status       StepStatus `json:"s"`
 	Attempts     int        `json:"a,omitempty"` // of Do, as far as is known
 	Undos        int        `json:"u,omitempty"` // attempts of Undo
-	Refusals     int        `json:"r,omitempty"` // in a row
+	Refusals     int        `json:"r,omitempty"` // consecutive refusals by a policy
 	MaybeApplied bool       `json:"m,omitempty"` // an attempt of Do may have taken effect
 	Error        string     `json:"e,omitempty"` // of the latest failure
-	NotBefore    time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait ends
+	NotBefore    time.Time  `json:"t,omitzero"`  // when the next attempt may start, or the wait ends
 
-	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children began
-	Children     int       `json:"c,omitempty"` // how many sagas the step has started, as far as is known
+	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children started
+	Children     int       `json:"c,omitempty"` // the number of sagas that the step has started, as far as is known
 
-	// Of a definition that is registered with the runner.
-	Parallel bool `json:"-"` // it runs beside the step before it
+	// Parallel and Pivot are those of a definition that is registered with the runner, otherwise false.
+	Parallel bool `json:"-"`
 	Pivot    bool `json:"-"`
 }
 
@@ -159,30 +159,31 @@ func (in *Instance) pivotDone() bool {
 	})
 }
 
-// Since returns for how long the saga has made no progress.
+// IdleFor returns the time for which the saga has made no progress.
 func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
-// An Action changes the course of a saga: see [Runner.Operate].
+// An Action changes the course of a saga. See [Runner.Operate]. While a runner holds the saga, only ActionCancel and
+// ActionAbandon are allowed.
 type Action string
 
-// While a runner holds the saga, only ActionCancel and ActionAbandon are allowed.
 const (
-	ActionCancel Action = "cancel" // [Runner.Cancel]
+	// ActionCancel turns a running saga back, as [Handle.Cancel] does.
+	ActionCancel Action = "cancel"
 
-	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next
-	// attempt now; a Delay and AwaitFor stay. Children that were compensated or abandoned are started
-	// again under new ids.
+	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next attempt
+	// now. Delay and AwaitFor remain. Children that were compensated or abandoned are started again under new ids.
 	ActionRetry Action = "retry"
 
-	// ActionSkip leaves a step as it is, that waits or has been started, and is neither done nor undone: the
-	// saga continues after it, and does not undo it later.
+	// ActionSkip leaves a step as it is, and the saga continues after it and does not undo it later. The step is one
+	// that waits or has been started, and is neither done nor undone.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done, or in doubt without an Undo: the operator knows.
+	// ActionCompensate turns back a saga whose pivot is not done. The operator knows that a pivot without Undo, which
+	// may have taken effect, has not.
 	ActionCompensate Action = "compensate"
 
-	// ActionAbandon ends a saga as it is, also one of an unknown definition. Attempts end with the next
-	// heartbeat of its owner, and their results are dropped.
+	// ActionAbandon ends a saga as it is, even if its definition is unknown. Attempts are canceled with the next
+	// heartbeat of the saga's owner, and their results are dropped.
 	ActionAbandon Action = "abandon"
 )
 

@@ -10,7 +10,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Get returns a saga of any definition, or [ErrNotFound].
+// Get returns a saga of any definition. The error matches [ErrNotFound] if there is no such saga.
 func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -19,22 +19,22 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.show(&rec), nil
 }
 
-// A Filter selects sagas for [Runner.List]. Fields that are zero admit all.
+// A Filter selects sagas for [Runner.List]. Zero fields select all sagas.
 type Filter struct {
-	Saga   string
-	Status []Status // one of these
-	ID     string   // the ID, or its beginning
+	Saga   string   // the Name of the definition
+	Status []Status // any of these
+	ID     string   // the id, or its beginning
 
-	CreatedBefore time.Time // by the store's clock
+	CreatedBefore time.Time // according to the store's clock
 
-	After string // the next of the page before
-	Limit int    // of a page; zero means 100
+	After string // the next of the previous page
+	Limit int    // the number of sagas in a page; zero means 100
 
-	WithoutState bool // leave out the State
+	WithoutState bool // leave State nil, which saves reading it
 }
 
-// List returns a page of the sagas that the filter admits, those that were started last first. next is the
-// Filter.After of the following page, or "" if this is the last.
+// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After of the following
+// page, or "" if this is the last one.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -51,8 +51,9 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns the log of a saga, the oldest entry first: up to limit entries, or all for zero, whose Seq is
-// greater than after. A saga that does not exist has none; for an after of 0 that is [ErrNotFound].
+// History returns up to limit entries of the log of a saga with a Seq greater than after, the oldest first. A limit of
+// 0 means all. If after is 0 and there is no such saga, the error matches [ErrNotFound]; with another after, the result
+// is empty.
 func (r *Runner) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
@@ -98,14 +99,14 @@ func (r *Runner) cancel(ctx context.Context, id, note string) error {
 	return nil
 }
 
-// An Operation is an [Action] with its arguments.
+// An Operation is an operator's [Action] with its arguments.
 type Operation struct {
 	Action Action
-	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
-	Note   string // for the log
+	Step   string // of ActionSkip; empty means the step that keeps a stuck saga from continuing
+	Note   string // for the log; only the first 4,000 bytes are kept
 
-	// Seq is that of the [Instance] that the operator has seen. If the log has grown since, only ActionCancel is
-	// allowed. Zero means any.
+	// Seq is that of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel
+	// is allowed. Zero means any.
 	Seq int64
 
 	// State, if it is not nil, is to become the state of a saga that is stuck or waits, encoded by its Codec.
@@ -115,8 +116,9 @@ type Operation struct {
 	Version int
 }
 
-// Operate applies an operation to a saga, or returns [ErrNotFound], [ErrNotAllowed] as it is now, or
-// [ErrNotRegistered] if this runner must know its definition.
+// Operate changes the course of a saga. The error matches [ErrNotFound] if there is no such saga, [ErrNotAllowed] if
+// the saga's status or its log does not allow the operation, and [ErrNotRegistered] if this runner must know the
+// definition.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if op.Action == ActionCancel {
 		return r.cancel(ctx, id, op.Note)

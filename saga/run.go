@@ -13,13 +13,13 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory. It returns nil if every step is done, the error of Validate, or an [*Error]. DoTx,
-// UndoTx, Await and Saga need a [Runner]. Steps run on the caller's goroutine; parallel ones on their own, with
-// the same s.
+// Run runs a saga in memory. It returns nil if every step is done, the error of Validate if the definition is invalid,
+// and an [*Error] otherwise. DoTx, UndoTx, Await and Child need a [Runner]. Steps run on the caller's goroutine;
+// parallel steps run on their own goroutines, with the same s.
 //
-// When ctx ends, the saga turns back, on a detached ctx; after the pivot, and while a pivot without Undo is in
-// doubt, it is left stuck. A panic in a Do passes through after the steps before it have been undone; one in an
-// Undo leaves the rest of a sequence done.
+// When ctx is done, the saga turns back, with a ctx that is not canceled. After the pivot, and while a pivot without
+// Undo may have taken effect, the saga is left stuck. A panic in a Do passes through after the steps before it have
+// been undone. A panic in an Undo leaves the earlier steps of a sequence done.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {

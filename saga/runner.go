@@ -23,8 +23,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A Runner claims due sagas, runs their steps, and takes over those of crashed processes. Each process has its
-// own; there is no leader.
+// A Runner is the [Engine] on a [Store]. It claims due sagas, runs their steps, and takes over the sagas of crashed
+// processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
 type Runner struct {
 	// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
 
@@ -52,14 +52,14 @@ type Runner struct {
 
 var _ TxEngine = (*Runner)(nil)
 
-// NewMemory returns a store that keeps sagas in the process.
+// NewMemory returns a Store that keeps sagas in the process, for tests.
 func NewMemory() Store { return memory.New() }
 
-// A Store is that of [NewMemory] or of package sqlstore.
+// A Store keeps the sagas of a [Runner]: [NewMemory], package sqlstore, or a store of your own.
 type Store = store.Store
 
-// NewRunner returns a runner on st, which runs no saga before Run is called. It panics if st is nil or cfg not
-// valid.
+// NewRunner returns a Runner, which runs no saga before [Runner.Run] is called. It panics if st is nil or cfg is
+// invalid; see [RunnerConfig.Validate].
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
@@ -81,7 +81,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	return r
 }
 
-// Config returns the configuration, with its defaults.
+// Config returns the configuration with its defaults.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
 
 // Register implements [Engine]. Programs call the function [Register].
@@ -138,12 +138,12 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Run runs sagas until ctx ends, and returns nil, or at once an error if it cannot begin: ctx has ended, another
-// Run is under way, or the store was not migrated.
+// Run runs sagas until ctx is done, and then returns nil. It returns an error immediately if it cannot start: ctx is
+// done already, another Run is in progress, or the store was not migrated.
 //
-// When ctx ends, Run waits up to RunnerConfig.Drain for the running attempts, and writes back its sagas for other
-// runners; what cannot be written they take over. It returns within about Drain and LeaseTTL, unless a step
-// ignores its ctx or a hook does not return.
+// When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress, and releases its sagas for other
+// runners, which take over those that cannot be released. Run returns within about Drain and LeaseTTL, unless a step
+// ignores its ctx or an observer does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

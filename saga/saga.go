@@ -1,38 +1,54 @@
-// Package saga runs a series of steps, each with the work that undoes it. Whatever crashes, a saga ends
-// completed or compensated, or it is stuck, visibly.
+// Package saga runs a series of steps, each with the work that undoes it. Even across crashes, every saga ends
+// completed or compensated, or is reported as stuck.
 //
 //	trip := &saga.Saga[Trip]{
 //		Name: "trip", Version: 1,
 //		Steps: []saga.Step[Trip]{
 //			{Name: "flight", Do: bookFlight, Undo: cancelFlight},
 //			{Name: "hotel", Do: bookHotel, Undo: cancelHotel},
-//			{Name: "charge", Do: chargeCard, Pivot: true},
+//			{Name: "charge", Do: chargeCard, Pivot: true}, // the point of no return
 //			{Name: "tickets", Do: sendTickets},
 //		},
 //	}
 //	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory, nothing durable
 //
-// A [Runner] runs it durably: each saga is a row in the user's own database (package sqlstore). There is
-// no server, no broker and no deterministic replay.
+// A [Runner] runs sagas durably: each saga is a row in your own database (package sqlstore). There is no server, no
+// broker and no deterministic replay.
 //
-//	runner := saga.NewRunner(store, saga.RunnerConfig{})
-//	saga.Register(runner, trip)
-//	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }()
-//	_, err := saga.Start(ctx, runner, trip, "trip-17", Trip{From: "LIS"})
-//	done, err := trip.Result(ctx, runner, "trip-17")
+//	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "travel"})
+//	trips := saga.Register(runner, trip)
+//	go runner.Run(ctx) // in each process
+//	_, err := trips.Start(ctx, "trip-17", Trip{From: "LIS"})
+//	done, err := trips.Result(ctx, "trip-17") // errors.Is(err, saga.ErrCompensated): it was undone
 //
-// # The guarantee
+// # Guarantees
 //
-//   - Each Do and Undo is called at least once, with a stable command id; DoTx and UndoTx apply
-//     exactly once.
-//   - Once a saga has turned back, no owner starts a Do that is to be undone.
-//   - While the database and one process with the definition live, every saga ends or is visibly stuck:
-//     OnEvent tells, and [Runner.Operate] mends it.
-//   - There is no isolation between sagas.
+//   - Each Do and Undo is called at least once, with a stable command id. DoTx and UndoTx apply exactly once.
+//   - A saga turns back when it stops going forward and starts to undo its steps. Once a saga has turned back, no Do
+//     is started that would have to be undone.
+//   - While the database and one process with the definition live, every saga ends or is stuck, which
+//     [Runner.Observe] reports and [Runner.Operate] resolves.
+//   - Sagas are not isolated from each other.
 //
-// A step whose reply is lost is in doubt: it runs again with the same command id, and is undone if the saga
-// turns back. So Undo must work for a Do that never took effect, and a participant must apply each command
-// id once, as [Apply] does; sagatest.Check tests both. More is in docs/saga.md.
+// # What a Do returns
+//
+// A step whose reply is lost may have taken effect. It is called again with the same command id, and undone if the
+// saga turns back. So a participant must apply each command id once, as [Apply] does, and Undo must work for a Do
+// that never took effect. Package sagatest tests both.
+//
+//	                       tried again         undone   meaning
+//	nil                    no                  yes      the step is done
+//	any other error        up to Attempts      yes      the step may have taken effect
+//	Permanent(err)         no                  yes      it may have taken effect; another attempt cannot help
+//	Declined(err)          no                  no       the participant declined it for good; it never takes effect
+//	MaybeApplied(err)      up to Attempts      yes      as any other error, whatever err itself reports
+//	a refusal              until it is made    no       a policy, such as an open breaker, did not make the call
+//	an answer              no                  yes      as Permanent, unless it is Retryable
+//
+// A refusal does not settle an earlier attempt that may have taken effect: the step is undone. At a pivot without an
+// Undo, Permanent makes the saga stuck: an operator must find out. Only nil and Declined settle that pivot.
+//
+// docs/saga.md is the guide.
 //
 // Sources: Compensating Transaction, Scheduler Agent Supervisor (Cloud Design Patterns); Garcia-Molina and Salem,
 // Sagas, SIGMOD 1987.
@@ -51,89 +67,91 @@ const (
 	None      = -1 << 31 // means no time, in a field that accepts None
 )
 
-// A Saga is a definition, which does not change once it is in use. S is the state that its steps share.
+// A Saga is a definition. S is the state that its steps share. A Saga must not change once it is in use.
 type Saga[S any] struct {
-	Name string // 1 to 100 bytes
-	// Version increases when the steps change, or which run in parallel. Keep the old one registered while there
-	// are sagas of it.
+	Name string // 1 to 100 bytes of UTF-8
+	// Version is increased when the steps change, or when other steps run in parallel. It must be 0 or more. While
+	// there are sagas of the old version, pass that to [Register] too.
 	Version int
-	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
+	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
-	// Timeout is how long the pivot, or without one the last step, may take to be done before the saga turns
-	// back. Zero means no limit.
+	// Timeout is the time that the saga may take until its pivot, or without a pivot its last step, is done. After
+	// that time the saga turns back. Zero means no limit.
 	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON.
 	Codec Codec[S]
-	// Tenant returns on whose behalf a saga with the state runs, or "": up to 100 bytes of UTF-8 without NUL. It is
-	// called when the saga starts, and stored with it. Nil means none.
+	// Tenant returns the tenant on whose behalf a saga with the state runs, or "": up to 100 bytes of UTF-8 without
+	// NUL. It is called when the saga starts, and its result is stored with the saga. Nil means no tenant.
 	Tenant func(s S) string
 
 	cached atomic.Value // of cachedProgram[S]
 }
 
-// A Step is a command to a participant, and its undoing.
+// A Step is a command to a participant, and the work that undoes it. One of Do, DoTx and Child is set, or none of them
+// in a step that only waits for a Delay or an Await.
 type Step[S any] struct {
-	Name string // 1 to 100 bytes without "/"; unique in the saga
+	Name string // 1 to 100 bytes of UTF-8 without "/"; unique in the saga
 
-	// Do does the step, perhaps again after it took effect, with the same command id. One of Do, DoTx and Saga
-	// is set, or none with a Delay or an Await.
+	// Do does the step. It may be called again after it took effect, with the same command id. The package
+	// documentation has the meaning of its error.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do, perhaps several times, also a Do that never took effect or arrives later. It may be nil
-	// from the pivot on, and with ReadOnly or Saga.
+	// Undo undoes Do. It may be called several times, for a Do that never took effect, and before a late Do arrives.
+	// Undo may be nil from the pivot on, and with ReadOnly or Child.
 	Undo func(ctx context.Context, s *S) error
 
-	// DoTx is a Do in a transaction of the store's database that also records the step: it applies exactly
-	// once. An error rolls back, also the changes to s. Whatever the default of a PostgreSQL or MySQL is, tx is
-	// READ COMMITTED: lock the rows that a decision rests on. DoTx must not end tx, and delays other steps of the
-	// saga. On SQLite it has a third of LeaseTTL.
+	// DoTx is a Do in a transaction of the store's database that also records the step, so that it applies exactly
+	// once. If DoTx returns an error, tx is rolled back and changes to s are discarded. On PostgreSQL and MySQL, tx
+	// is READ COMMITTED, whatever the server's default is: lock the rows that a decision depends on. On SQLite, DoTx
+	// must end within LeaseTTL/3. DoTx must not end tx. It delays other steps of the saga.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// Parallel makes the step run beside the one before it. If one of them fails for good, the ctx of the
-	// others ends, and all are undone together. A pivot and a step with an Await run beside no other, and the
-	// first step beside none.
-	Parallel bool
-
-	// Delay is how long the step waits before it begins, and Await the signal, of up to 100 bytes, that it
-	// waits for after that: see [Runner.Signal].
-	Delay time.Duration
-	Await string
-	// AwaitFor bounds that wait, which then fails with [ErrNoSignal] and without effect. Zero means no limit.
-	AwaitFor time.Duration
-
-	// Saga makes the step one of sagas: see [ChildOf].
+	// Child makes the step consist of one or more sagas. See [ChildOf].
 	Child *Child[S]
 
-	// ReadOnly says that Do changes nothing, so that it is never undone nor in doubt.
+	// Parallel makes the step run in parallel with the one before it. If one of them fails for good, all of them are
+	// canceled and undone. The first step, a pivot, and a step with Await cannot be parallel.
+	Parallel bool
+
+	// Delay is the time that the step waits before it starts. Zero means no wait.
+	Delay time.Duration
+	// Await is the name of a signal that the step waits for after Delay, up to 100 bytes. See [Handle.Signal]. Empty
+	// means no signal.
+	Await string
+	// AwaitFor limits the wait for the signal, which then fails with [ErrNoSignal] and without effect. Zero means no
+	// limit.
+	AwaitFor time.Duration
+
+	// ReadOnly declares that Do changes nothing, so that the step is never undone.
 	ReadOnly bool
 
-	// Pivot marks the one step after which the saga no longer turns back: the rest is tried until it works, or
-	// a [Permanent] or [Declined] error makes the saga stuck. A pivot in doubt without Undo is tried until it returns nil or a
-	// Declined error, whatever Attempts and Saga.Timeout say; a Permanent error makes the saga stuck.
+	// Pivot marks the point of no return. Later steps are retried until they succeed; if one of them returns
+	// [Permanent] or [Declined], the saga is stuck. A pivot without Undo is retried until it returns nil or Declined,
+	// whatever Attempts and Saga.Timeout are; Permanent makes the saga stuck.
 	Pivot bool
 
-	// Timeout bounds each attempt. Zero means 1 minute; under Run, no limit for a Do up to the pivot.
+	// Timeout limits each attempt. Zero means 1 minute; [Unlimited] means no limit.
 	Timeout time.Duration
-	// Attempts is how often Do is called at most, refusals aside. Zero means 3, negative no limit, as past
+	// Attempts limits the calls of Do, without refusals. Zero means 3; [Unlimited] means no limit, as always after
 	// the pivot.
 	Attempts int
-	// UndoAttempts is how often Undo is called, refusals aside, before the saga is stuck. Zero means 20,
-	// negative no limit.
+	// UndoAttempts limits the calls of Undo, without refusals, before the saga is stuck. Zero means 20; [Unlimited]
+	// means no limit.
 	UndoAttempts int
-	// Backoff returns the wait after attempt 1, 2 and so on, unless the error has a longer RetryAfter(), of
-	// up to an hour. Nil means Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait after attempt 1, 2 and so on, unless the error has a longer RetryAfter(), of up to 1
+	// hour. Nil means Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do and Undo, such as the Wrap of a Breaker; not of DoTx and UndoTx. A
-	// Retrier in it retries only where the step has one attempt.
+	// Middleware wraps each attempt of Do and Undo, but not of DoTx and UndoTx, in policies, such as the Wrap of a
+	// breaker. A Retrier in it retries only if the step has one attempt.
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff whose wait is random, up to first after the first attempt, twice that after
-// the next, and so on up to longest.
+// Exponential returns a Step.Backoff whose wait is random: up to first after the first attempt, up to twice that after
+// the next one, and so on up to longest. The wait is zero if first or longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {

@@ -20,8 +20,8 @@ const (
 	maxCarried = 4096     // bytes that a saga carries; see RunnerConfig.Inject
 )
 
-// Start implements [Engine]. Programs call [Handle.Start]. The state is not decoded: it must be one that the
-// definition's Codec has encoded.
+// Start implements [Engine]. Programs call [Handle.Start]. The state is not decoded: it must be one that
+// the definition's Codec has encoded.
 func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error) {
 	req, err := r.newStart(ctx, d, id, state)
 	if err != nil {

@@ -8,9 +8,11 @@ import (
 	"reflect"
 )
 
-// A Codec encodes the state of a saga.
+// A Codec encodes the state of a saga. It must be safe for concurrent use.
 type Codec[S any] interface {
+	// Encode returns the encoded state, which Decode must be able to read in another process.
 	Encode(s *S) ([]byte, error)
+	// Decode decodes data into s, which is a zero S.
 	Decode(data []byte, s *S) error
 }
 

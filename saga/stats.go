@@ -18,29 +18,29 @@ type Stats struct {
 	Held     int64 `gauge:"held"`      // sagas that the runner holds
 	InFlight int64 `gauge:"in_flight"` // attempts in progress
 
-	// Since NewRunner.
+	// These count since NewRunner.
 	Claimed     int64 `counter:"claims{from=released}"` // claims of sagas that no runner held
 	TakenOver   int64 `counter:"claims{from=crashed}"`  // claims from an owner that had not released the saga
 	Lost        int64 `counter:"losses"`                // see EventLost
 	Stalled     int64 `counter:"stalls"`                // see EventStalled
 	Commits     int64 `counter:"commits"`               // writes of a held saga; one may record several results
 	Deleted     int64 `counter:"deletions"`             // see RunnerConfig.Retention
-	StoreErrors int64 `counter:"store.errors"`          // calls of the store that failed
+	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 }
 
-// A Count has the numbers of the sagas of a definition that have not ended, in all its versions. Each is at most
-// 10 000, which stands for so many or more.
+// A Count has the numbers of the sagas of a definition that have not ended, for all its versions together. A number of
+// 10,000 means 10,000 or more.
 type Count struct {
-	Saga         string
-	Running      int
-	Compensating int
-	Stuck        int
+	Saga         string // the Name of the definition
+	Running      int    // sagas that are Running
+	Compensating int    // sagas that are Compensating
+	Stuck        int    // sagas that are Stuck
 
 	Due    int           // running or compensating sagas that a runner may claim
-	DueFor time.Duration // for how long the first of them has been due
+	DueFor time.Duration // the time for which the first of these has been due
 }
 
-// Stats returns the metrics of r.
+// Stats returns the metrics of this runner.
 func (r *Runner) Stats() Stats {
 	var s Stats
 	r.figures.count(func(total *Stats) { s = *total })
@@ -50,7 +50,7 @@ func (r *Runner) Stats() Stats {
 	return s
 }
 
-// Counts counts the sagas of all runners that have not ended, by definition. now is the store's clock.
+// Counts counts the sagas in the store that have not ended, by definition. now is the time of the store's clock.
 func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err error) {
 	found, err := r.store.Counts(ctx)
 	if err != nil {
@@ -169,12 +169,12 @@ func (f *figures) store(counts []Count) {
 
 // Describe implements [policy.Describer].
 //
-// Metrics are the [Stats], and for each definition saga.sagas by status, saga.step.attempts by outcome, and
-// what is in the store: saga.stored, saga.due and saga.due.age_seconds. The latter are those of all runners on
-// the store and some seconds old, so that a sum over runners would be wrong.
+// Its metrics are the [Stats], and for each definition saga.sagas by status, saga.step.attempts by outcome, and the
+// numbers of the sagas in the store: saga.stored, saga.due and saga.due.age_seconds. The numbers in the store are those
+// of all runners, and some seconds old, so a sum over runners would be wrong.
 //
-// Health asks the store. It fails if the store does not answer ("store_down") or if sagas are "stuck", and warns
-// if a saga has been due for a minute while no runner claimed it ("overdue").
+// Its health queries the store. It fails if the store does not answer ("store_down") or if sagas are stuck ("stuck"),
+// and warns if a saga has been due for 1 minute and no runner has claimed it ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
