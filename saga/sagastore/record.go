@@ -4,9 +4,9 @@ import "time"
 
 // A Record is a saga in a [Store]. Unless a field's comment names another method, only Start and Commit change it.
 //
-// The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Seq, Owner, Epoch, WakeAt and CancelRequested,
-// and CreatedAt for List. It returns the other fields as it received them: State, Progress, Tenant, Nonce, Failures
-// (Claim only increases Takeovers), LastError and CancelNote are opaque.
+// The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Tenant, Seq, Owner, Epoch, WakeAt and
+// CancelRequested, and CreatedAt for List. It returns the other fields as it received them: State, Progress, Nonce,
+// Failures (Claim only increases Takeovers), LastError and CancelNote are opaque.
 //
 // A store also needs a flag that no Record has: whether the saga was woken since its last claim. See Store.Post.
 type Record struct {
@@ -19,7 +19,7 @@ type Record struct {
 
 	Parent     string // the ID of the saga that started this one; "" if there was none, or DeleteEnded has deleted it
 	ParentStep string // the step of Parent that started it: up to 100 bytes; "" if and only if Parent is
-	Tenant     string // the tenant for which the saga runs: up to 100 bytes; "" means none
+	Tenant     string // the tenant for which the saga runs: up to 100 bytes; sagas without a tenant have "" in common
 
 	Seq      int64  // the number of entries in the log; together with Epoch the fence of every Commit
 	Nonce    int64  // the Nonce of the last Start or Commit; any number, even the smallest and the largest int64

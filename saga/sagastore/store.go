@@ -119,9 +119,14 @@ type Store interface {
 	//
 	// A saga is due if its Status is Running or Compensating, its WakeAt is not after now, and its Saga and Version are
 	// among Definitions. The sagas of owners that have crashed, whose Owner is not "", are claimed before all others. In
-	// each of the two groups, the sagas of a definition are claimed by ascending WakeAt, and the first saga claimed is the
-	// one with the earliest WakeAt. The store may then claim other sagas of the same definition before sagas of other
-	// definitions. Claim skips rows that another transaction has locked, and does not wait for them.
+	// each of the two groups, the sagas of a tenant that have the same definition are claimed by ascending WakeAt. Claim
+	// skips rows that another transaction has locked, and does not wait for them.
+	//
+	// Among the sagas without an owner, the tenants take turns, so that a saga does not wait until all due sagas of another
+	// tenant are claimed: no tenant gets two sagas more than another one that has due sagas left. Turns continue over the
+	// claims of a process, since a runner may have one free place at a time. The turn of a tenant is divided equally among
+	// its definitions, and the first saga of a turn is the one with the earliest WakeAt. A store need not let tenants take
+	// turns for the sagas of crashed owners.
 	//
 	// In a claimed record, Previous is the old Owner, Owner is the request's, Epoch is one higher, and WakeAt is now +
 	// LeaseTTL. Takeovers is one higher if Previous is neither "" nor the request's Owner. All other fields and the log do

@@ -41,8 +41,9 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	updated_at       bigint         NOT NULL,
 	live             boolean AS (` + isLive + `) STORED,
 	owned            boolean AS (owner <> '') STORED,
+	turn             varbinary(100) AS (CASE WHEN owner = '' THEN tenant ELSE '' END) STORED,
 	ended_at         bigint AS (CASE WHEN ` + isDeletable + ` THEN wake_at END) STORED,
-	KEY {p}saga_live (live, name, version, owned, wake_at),
+	KEY {p}saga_live (live, owned, turn, name, version, wake_at),
 	KEY {p}saga_ended (status, ended_at),
 	KEY {p}saga_child (parent, parent_step, status),
 	KEY {p}saga_name (name, status, created_at, id),
@@ -75,10 +76,9 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	signal: `INSERT IGNORE ` + signal,
 
 	// MySQL skips from group to group ("Using index for group-by").
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
-	SELECT name, version, owned, min(wake_at) AS wake_at FROM {by live} WHERE {live}
-	GROUP BY live, name, version, owned) AS d
-WHERE d.wake_at <= {now}`,
+	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
+	SELECT name, version, owned, turn, min(wake_at) AS wake_at FROM {by live} WHERE {live} AND {from}
+	GROUP BY live, owned, turn, name, version HAVING min(wake_at) <= {now}{first}) AS d`,
 	// A subquery with a limit may not refer to the query around it: the last entry that counts is asked
 	// for first.
 	dueOf: `(CASE WHEN (SELECT 1` + mysqlDue + ` ORDER BY wake_at LIMIT 1 OFFSET 9999) = 1 THEN 10000
@@ -90,7 +90,7 @@ WHERE NOT g.` + isEnded + ` ORDER BY g.name`,
 }
 
 const (
-	mysqlDue = ` FROM {by live} WHERE {live} AND name = d.name AND version = d.version AND owned = d.owned
-	AND wake_at <= {now}`
+	mysqlDue = ` FROM {by live} WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name
+	AND version = d.version AND wake_at <= {now}`
 	mysqlOf = ` FROM {by name} WHERE name = g.name AND status = g.status`
 )

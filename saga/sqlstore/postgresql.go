@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	parent           text COLLATE "C" NOT NULL DEFAULT '',
 	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
 	tenant           text COLLATE "C" NOT NULL DEFAULT '',
+	turn             text COLLATE "C" GENERATED ALWAYS AS (CASE WHEN owner = '' THEN tenant ELSE '' END) STORED,
 	cancel_note      text     NOT NULL DEFAULT '',
 	last_error       text     NOT NULL DEFAULT '',
 	owner            text COLLATE "C" NOT NULL,
@@ -93,24 +94,25 @@ SELECT place, cancel_requested, cancel_note, woken FROM s`,
 	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The last
 	// condition makes the planner expect a single queue, and the limit of each is a parameter, whose value it
 	// knows: however many sagas wait, it must not compile (JIT) each claim.
-	picks: `SELECT s.id, s.owner FROM json_to_recordset(?::json) AS d("Saga" text, "Version" bigint, "Owned" smallint)
+	picks: `SELECT s.id, s.owner, d.place FROM json_to_recordset(?::json) AS d(place int, owned smallint, turn text,
+	name text, version bigint, most bigint, picked bigint)
 CROSS JOIN LATERAL (
 	SELECT id, owner FROM {p}saga
-	WHERE {live} AND name = d."Saga" AND version = d."Version" AND owned = d."Owned" AND wake_at <= {now}
-	ORDER BY wake_at LIMIT ?::bigint FOR UPDATE SKIP LOCKED) s
-WHERE d."Owned" + 0 = d."Owned" LIMIT ?::bigint`,
+	WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name AND version = d.version AND wake_at <= {now}
+	ORDER BY wake_at LIMIT d.most OFFSET d.picked FOR UPDATE SKIP LOCKED) s
+WHERE d.owned + 0 = d.owned LIMIT ?::bigint`,
 
 	// The last condition makes the planner expect a single row, and look up each in the index.
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
+	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (
-		SELECT * FROM (SELECT name, version, owned, wake_at FROM {p}saga
-			WHERE {live} AND name > '' ORDER BY name, version, owned, wake_at LIMIT 1) AS f
+		SELECT * FROM (SELECT owned, turn, name, version, wake_at FROM {p}saga
+			WHERE {live} AND {from} ORDER BY owned, turn, name, version, wake_at LIMIT 1) AS f
 		UNION ALL
-		SELECT n.* FROM g CROSS JOIN LATERAL (SELECT name, version, owned, wake_at FROM {p}saga
-			WHERE {live} AND (name, version, owned) > (g.name, g.version, g.owned)
-			ORDER BY name, version, owned, wake_at LIMIT 1) AS n)
+		SELECT n.* FROM g CROSS JOIN LATERAL (SELECT owned, turn, name, version, wake_at FROM {p}saga
+			WHERE {live} AND (owned, turn, name, version) > (g.owned, g.turn, g.name, g.version)
+			ORDER BY owned, turn, name, version, wake_at LIMIT 1) AS n)
 	SELECT * FROM g WHERE name || '' = name) AS d
-WHERE d.wake_at <= {now}`,
+WHERE d.wake_at <= {now}{first}`,
 	dueOf: dueOf,
 	statuses: `SELECT g.name, g.status, ` + countOf + ` FROM (
 	WITH RECURSIVE g AS (
@@ -132,7 +134,7 @@ const postgresEntry = `seq bigint, step text, op text, event text, attempt bigin
 // The order keeps planners from reading the table instead of the index.
 const (
 	dueOf = `(SELECT count(*) FROM (SELECT 1 FROM {by live}
-	WHERE {live} AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= {now}
+	WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name AND version = d.version AND wake_at <= {now}
 	ORDER BY wake_at LIMIT {most}) AS c)`
 	countOf = `(SELECT count(*) FROM (SELECT 1 FROM {by name}
 	WHERE name = g.name AND status = g.status ORDER BY created_at LIMIT {most}) AS c)`

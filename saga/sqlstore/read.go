@@ -151,20 +151,27 @@ var statuses = []store.Status{
 // endOfPrefix behind a prefix is after all texts that begin with it: the last rune of Unicode.
 const endOfPrefix = "\U0010FFFF"
 
-// A queue is the due sagas of one version of a definition, either those that have an owner, which has
-// crashed, or those that have none. The index saga_live has it in the order of wake_at.
-type queue struct {
-	store.Definition
-	Owned  int // 1 or 0
-	oldest int64
-	count  int // of its sagas, if they were counted
+// queues returns the queues with a due saga, in any order, and counts their sagas with an expression.
+func (s *tables) queues(ctx context.Context, count string) ([]queue, error) {
+	return s.readQueues(ctx, queuesFrom(s.d.queues, count, "owned >= 0", ""))
 }
 
-// queues returns those with a due saga, in any order.
-func (s *tables) queues(ctx context.Context, count string) ([]queue, error) {
-	rows, err := s.db.QueryContext(ctx, s.sql(strings.Replace(s.d.queues, "{count}", count, 1)))
+// queuesOfSome returns the queues with a due saga of a crashed owner, and the first others of the tenants after one: up
+// to limit in the order of the tenants.
+func (s *tables) queuesOfSome(ctx context.Context, after string, limit int) ([]queue, error) {
+	crashed := queuesFrom(s.d.queues, "0", "owned >= 1", "")
+	others := queuesFrom(s.d.queues, "0", "owned = 0 AND turn > ?", " AND owned = 0 LIMIT {int}")
+	return s.readQueues(ctx, union(union("", crashed, 0), others, 1), after, limit)
+}
+
+func queuesFrom(text, count, from, first string) string {
+	return strings.NewReplacer("{count}", count, "{from}", from, "{first}", first).Replace(text)
+}
+
+func (s *tables) readQueues(ctx context.Context, text string, args ...any) ([]queue, error) {
+	rows, err := s.db.QueryContext(ctx, s.sql(text), args...)
 	return collect(rows, err, func(rows *sql.Rows) (q queue, err error) {
-		return q, rows.Scan(&q.Saga, &q.Version, &q.Owned, &q.oldest, &q.count)
+		return q, rows.Scan(&q.Saga, &q.Version, &q.owned, &q.tenant, &q.oldest, &q.count)
 	})
 }
 

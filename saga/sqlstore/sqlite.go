@@ -35,7 +35,8 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	woken            integer NOT NULL DEFAULT 0,
 	created_at       integer NOT NULL,
 	updated_at       integer NOT NULL,
-	owned            integer AS (owner > '')
+	owned            integer AS (owner > ''),
+	turn             text    AS (CASE WHEN owner = '' THEN tenant ELSE '' END)
 ) STRICT;
 ` + indexes + `
 CREATE TABLE IF NOT EXISTS {p}saga_log (
@@ -69,16 +70,17 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	// column of the index. It begins at the first entry that is not less than the row, even where it
 	// wants a greater one. So the row ends with a blob, which is greater than every number and text: it
 	// is past all entries of the group.
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
+	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g(first) AS (
-		SELECT (SELECT rowid FROM {by live} WHERE {live} AND name > '' ORDER BY name, version, owned, wake_at LIMIT 1)
+		SELECT (SELECT rowid FROM {by live} WHERE {live} AND {from}
+			ORDER BY owned, turn, name, version, wake_at LIMIT 1)
 		UNION ALL
 		SELECT (SELECT rowid FROM {by live}
-			WHERE {live} AND (name, version, owned, wake_at) > (+s.name, +s.version, +s.owned, x'')
-			ORDER BY name, version, owned, wake_at LIMIT 1)
+			WHERE {live} AND (owned, turn, name, version, wake_at) > (+s.owned, +s.turn, +s.name, +s.version, x'')
+			ORDER BY owned, turn, name, version, wake_at LIMIT 1)
 		FROM g CROSS JOIN {p}saga s ON s.rowid = g.first)
-	SELECT name, version, owned, wake_at FROM g CROSS JOIN {p}saga ON rowid = g.first) AS d
-WHERE d.wake_at <= {now}`,
+	SELECT name, version, owned, turn, wake_at FROM g CROSS JOIN {p}saga ON rowid = g.first) AS d
+WHERE d.wake_at <= {now}{first}`,
 	dueOf: dueOf,
 	statuses: `SELECT g.name, g.status, ` + countOf + ` FROM (
 	WITH RECURSIVE g(first) AS (

@@ -109,6 +109,7 @@ type tables struct {
 	texts     *sqldb.Texts
 	prepared  *prepared    // nil on PostgreSQL, whose drivers prepare by themselves
 	turns     *turns       // of the writers of SQLite; nil on others
+	rotation  rotation     // of the tenants in Claim
 	isolation atomic.Value // the default one of PostgreSQL, once it is known
 }
 

@@ -126,7 +126,7 @@ func TestSQLiteIsTheWriterBeforeItReads(t *testing.T) {
 			return err
 		},
 	} {
-		s := &script{answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), int64(1), int64(0)}}} // is due
+		s := &script{answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1), int64(0)}}} // is due
 		require.NoError(t, call(newStore(t, s, sqlstore.SQLite)), name)
 		i := slices.Index(s.log, "BEGIN")
 		require.Equal(t, "UPDATE saga SET seq = seq WHERE 0", s.log[i+1], name)
@@ -253,7 +253,7 @@ func TestBatchThatIsRolledBackForgets(t *testing.T) {
 func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), int64(1), int64(0)}}, // is due
+			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1), int64(0)}}, // is due
 			onCommit: func() error { time.Sleep(time.Minute); return nil },
 		}
 		st := newStore(t, s, sqlstore.SQLite)

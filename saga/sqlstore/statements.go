@@ -20,7 +20,8 @@ type dialect struct {
 	picks  string // pickOne of all queues, which are JSON; "" if they go one by one
 
 	// queues has the least wake_at of each queue that has a due saga, and statuses the number of sagas of each name
-	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf.
+	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf, {from} is a condition on
+	// where in the index it begins, and {first} limits the queues.
 	queues, dueOf, statuses string
 }
 
@@ -41,7 +42,7 @@ const (
 	// column, so that PostgreSQL writes it without touching the indexes. The wake_at of an ended saga
 	// is when it ended: it was released then.
 	indexes = `
-CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (name, version, owned, wake_at) WHERE ` + isLive + `;
+CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (owned, turn, name, version, wake_at) WHERE ` + isLive + `;
 CREATE INDEX IF NOT EXISTS {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
 CREATE INDEX IF NOT EXISTS {p}saga_child ON {p}saga (parent, parent_step, status) WHERE parent > '';
 CREATE INDEX IF NOT EXISTS {p}saga_name ON {p}saga (name, status, created_at, id);
@@ -67,9 +68,10 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 
-	// pickOne locks the first sagas of a queue.
-	pickOne = `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
-ORDER BY wake_at LIMIT ?{skip}`
+	// pickOne locks the first sagas of a queue, after those that were locked before.
+	pickOne = `SELECT id, owner, {place} AS place FROM {by live}
+	WHERE {live} AND owned = ? AND turn = ? AND name = ? AND version = ? AND wake_at <= {now}
+	ORDER BY wake_at LIMIT ? OFFSET ?{skip}`
 
 	// In an UPDATE of MySQL, an expression sees the columns that were set before it.
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,

@@ -394,6 +394,46 @@ func TestTableThatIsNotVacuumed(t *testing.T) {
 	}
 }
 
+// TestClaimReadsTheNextTenantsOnly, if many tenants have a due saga.
+func TestClaimReadsTheNextTenantsOnly(t *testing.T) {
+	const tenants, limit = 1000, 16
+	onEach(t, func(t *testing.T, d database) {
+		db := d.open(t)
+		fill(t, d, db, map[saga.Status]int{saga.Running: 2 * tenants})
+		last3 := `substr(id, -3)`
+		if d.Dialect == sqlstore.PostgreSQL {
+			last3 = `right(id, 3)`
+		}
+		_, err := db.Exec(`UPDATE saga SET tenant = ` + last3)
+		require.NoError(t, err)
+		require.NoError(t, db.Close())
+		p := newProbe(t, d)
+		seen := make(map[string]int)
+		claim := func() error {
+			recs, err := p.store.Claim(t.Context(), store.ClaimRequest{
+				Owner: "me", LeaseTTL: time.Hour, Limit: limit, Definitions: []store.Definition{{Saga: "trip"}},
+			})
+			require.Len(t, recs, limit)
+			for _, rec := range recs {
+				seen[rec.Tenant]++
+			}
+			return err
+		}
+		require.NoError(t, claim()) // it finds that there are many
+		for range 3 {
+			require.NoError(t, claim())
+		}
+		rows, asked := p.cost(t, "claim", claim)
+		require.Less(t, rows, 40*limit)
+		require.LessOrEqual(t, len(asked), 4, asked)
+		for _, s := range asked {
+			plan := explain(t, d, p.db, s)
+			require.NotRegexp(t, `Seq Scan on saga( |$)|SCAN saga( |$)`, strings.Join(plan, "\n"), s.text)
+		}
+		require.Len(t, seen, 5*limit, "each had one turn")
+	})
+}
+
 // A probe is a store with one connection, which tells what its calls cost the database. No
 // other connection may be open: PostgreSQL counts up to 10 seconds later what it has read.
 type probe struct {

@@ -28,6 +28,9 @@ type Store struct {
 	sagas    map[string]*kept
 	going    map[string]*kept            // running or compensating: Claim looks at no others
 	children map[string]map[string]*kept // by the ID of their parent
+
+	turnsBegun bool   // whether Claim has returned a saga
+	lastTurn   string // the tenant of the last saga that it has returned
 }
 
 type kept struct {
@@ -35,6 +38,11 @@ type kept struct {
 	log      []store.Entry
 	messages []store.Message // by name
 	woken    bool            // since it was claimed
+	turn     int             // used by inTurn
+}
+
+func (s *kept) definition() store.Definition {
+	return store.Definition{Saga: s.Saga, Version: s.Version}
 }
 
 // do calls f with the store locked, unless ctx has ended.
@@ -102,19 +110,20 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) (claimed []st
 		for _, d := range req.Definitions {
 			known[d] = true
 		}
-		var due []*kept
+		var crashed, free []*kept
 		for _, s := range m.going {
-			if !s.WakeAt.After(now) && known[store.Definition{Saga: s.Saga, Version: s.Version}] {
-				due = append(due, s)
+			switch {
+			case s.WakeAt.After(now) || !known[s.definition()]:
+			case s.Owner != "":
+				crashed = append(crashed, s)
+			default:
+				free = append(free, s)
 			}
 		}
-		slices.SortFunc(due, func(a, b *kept) int {
-			if (a.Owner != "") != (b.Owner != "") {
-				return cmp.Compare(b.Owner, a.Owner)
-			}
-			return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
-		})
-		for _, s := range due[:min(len(due), max(req.Limit, 0))] {
+		limit := max(req.Limit, 0)
+		due := m.inTurn(crashed, limit)
+		due = append(due, m.inTurn(free, limit-len(due))...)
+		for _, s := range due {
 			previous := s.Owner
 			if previous != "" && previous != req.Owner {
 				s.Takeovers++
@@ -128,6 +137,47 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) (claimed []st
 		return nil
 	})
 	return claimed, err
+}
+
+// inTurn returns the first n of some due sagas. The tenants take turns, and so do the definitions of a tenant. The turns
+// begin after the tenant that had the last one, or with the saga that has waited longest.
+func (m *Store) inTurn(due []*kept, n int) []*kept {
+	if n = min(n, len(due)); n == 0 {
+		return nil
+	}
+	slices.SortFunc(due, func(a, b *kept) int {
+		return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
+	})
+	first := due[0].Tenant
+	comesLater := func(tenant string) int {
+		if m.turnsBegun && tenant <= m.lastTurn || !m.turnsBegun && tenant < first {
+			return 1
+		}
+		return 0
+	}
+	type definition struct {
+		store.Definition
+		tenant string
+	}
+	giveTurns(due, func(s *kept) definition { return definition{s.definition(), s.Tenant} })
+	slices.SortStableFunc(due, func(a, b *kept) int { return cmp.Compare(a.turn, b.turn) })
+	giveTurns(due, func(s *kept) string { return s.Tenant })
+	slices.SortFunc(due, func(a, b *kept) int {
+		return cmp.Or(cmp.Compare(a.turn, b.turn), cmp.Compare(comesLater(a.Tenant), comesLater(b.Tenant)),
+			strings.Compare(a.Tenant, b.Tenant))
+	})
+	m.turnsBegun, m.lastTurn = true, due[n-1].Tenant
+	return due[:n]
+}
+
+// giveTurns numbers the sagas of each key, in their order.
+func giveTurns[K comparable](due []*kept, key func(*kept) K) {
+	turns := make(map[K]int)
+	for _, s := range due {
+		k := key(s)
+		s.turn = turns[k]
+		turns[k]++
+	}
 }
 
 func (m *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {

@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	parent           text COLLATE "C" NOT NULL DEFAULT '',
 	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
 	tenant           text COLLATE "C" NOT NULL DEFAULT '',
+	turn             text COLLATE "C" GENERATED ALWAYS AS (CASE WHEN owner = '' THEN tenant ELSE '' END) STORED,
 	cancel_note      text     NOT NULL DEFAULT '',
 	last_error       text     NOT NULL DEFAULT '',
 	owner            text COLLATE "C" NOT NULL,
@@ -25,7 +26,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	steps            text     NOT NULL
 ) WITH (fillfactor = 50);
 
-CREATE INDEX IF NOT EXISTS saga_live ON saga (name, version, owned, wake_at) WHERE status IN ('running', 'compensating');
+CREATE INDEX IF NOT EXISTS saga_live ON saga (owned, turn, name, version, wake_at) WHERE status IN ('running', 'compensating');
 CREATE INDEX IF NOT EXISTS saga_ended ON saga (status, wake_at) WHERE status IN ('completed', 'compensated', 'abandoned') AND parent = '';
 CREATE INDEX IF NOT EXISTS saga_child ON saga (parent, parent_step, status) WHERE parent > '';
 CREATE INDEX IF NOT EXISTS saga_name ON saga (name, status, created_at, id);

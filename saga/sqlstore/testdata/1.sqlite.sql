@@ -22,10 +22,11 @@ CREATE TABLE IF NOT EXISTS saga (
 	woken            integer NOT NULL DEFAULT 0,
 	created_at       integer NOT NULL,
 	updated_at       integer NOT NULL,
-	owned            integer AS (owner > '')
+	owned            integer AS (owner > ''),
+	turn             text    AS (CASE WHEN owner = '' THEN tenant ELSE '' END)
 ) STRICT;
 
-CREATE INDEX IF NOT EXISTS saga_live ON saga (name, version, owned, wake_at) WHERE status IN ('running', 'compensating');
+CREATE INDEX IF NOT EXISTS saga_live ON saga (owned, turn, name, version, wake_at) WHERE status IN ('running', 'compensating');
 CREATE INDEX IF NOT EXISTS saga_ended ON saga (status, wake_at) WHERE status IN ('completed', 'compensated', 'abandoned') AND parent = '';
 CREATE INDEX IF NOT EXISTS saga_child ON saga (parent, parent_step, status) WHERE parent > '';
 CREATE INDEX IF NOT EXISTS saga_name ON saga (name, status, created_at, id);

@@ -1,0 +1,311 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-resilience/resilience/internal/sqldb"
+	store "github.com/go-resilience/resilience/saga/sagastore"
+)
+
+// A queue is due sagas with the same definition and version: either those of a tenant without an owner, or those of all
+// tenants whose owners have crashed. The index saga_live has each queue in the order of wake_at.
+type queue struct {
+	store.Definition
+	tenant string // "" if the owners have crashed
+	owned  int    // 1 if the owners have crashed, otherwise 0
+	oldest int64  // the least wake_at
+	count  int    // the number of sagas, if they were counted
+}
+
+// A source is a queue from which a claim picks sagas.
+type source struct {
+	queue
+	picked int // the number of sagas that the claim has picked
+	limit  int // the number of sagas that the next statement picks
+	found  int // the number of sagas that it has found
+}
+
+// A tenant is a tenant with due sagas.
+type tenant struct {
+	name    string
+	sources []*source // by oldest
+}
+
+func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+	defer named("claim", &err)
+	if req.Limit <= 0 || len(req.Definitions) == 0 {
+		return nil, nil
+	}
+	queues, err := s.due(ctx, req)
+	if err != nil || len(queues) == 0 {
+		return nil, err
+	}
+	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		recs = nil
+		if err := s.lock(ctx, q); err != nil {
+			return err
+		}
+		ids, previous, err := s.pick(ctx, q, queues, req.Limit)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		text, args := s.among(take, ids, req.Owner, req.Owner, req.LeaseTTL.Microseconds())
+		if _, err := q.ExecContext(ctx, text, args...); err != nil {
+			return err
+		}
+		text, args = s.among(taken, ids)
+		rows, err := q.QueryContext(ctx, text, args...)
+		recs, err = collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
+			rec, err := scan(rows)
+			rec.Previous = previous[rec.ID]
+			return rec, err
+		})
+		return err
+	})
+	return recs, err
+}
+
+// due returns queues with due sagas that the request can have, of all tenants or of those whose turn is next.
+func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queue, err error) {
+	known := func(queues []queue) []queue {
+		return slices.DeleteFunc(queues, func(q queue) bool { return !slices.Contains(req.Definitions, q.Definition) })
+	}
+	// To read the queues of a thousand tenants takes longer than the rest of a claim.
+	if last, many := s.rotation.next(); many {
+		limit := 2*req.Limit + 1
+		queues, err = s.queuesOfSome(ctx, last, limit)
+		if err != nil {
+			return nil, err
+		}
+		free := slices.DeleteFunc(slices.Clone(queues), func(q queue) bool { return q.owned == 1 })
+		if len(free) == limit { // the last tenant may have more queues than those
+			end := free[limit-1].tenant
+			queues = slices.DeleteFunc(queues, func(q queue) bool { return q.owned == 0 && q.tenant == end })
+		}
+		if queues = known(queues); len(tenantsOf(queues, 0)) >= req.Limit {
+			return queues, nil
+		}
+	}
+	queues, err = s.queues(ctx, "0")
+	queues = known(queues)
+	s.rotation.saw(len(tenantsOf(queues, 0)) > 2*req.Limit)
+	return queues, err
+}
+
+// pick locks up to limit sagas of the queues, and returns their ids and owners. The sagas of crashed owners come first,
+// and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the rest among
+// the others.
+func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
+	ids []string, owners map[string]string, err error,
+) {
+	owners = make(map[string]string)
+	for _, owned := range []int{1, 0} {
+		tenants := tenantsOf(queues, owned)
+		if owned == 0 {
+			tenants = s.rotation.order(tenants)
+		}
+		for len(tenants) > 0 && len(ids) < limit {
+			sources, last := share(tenants, limit-len(ids))
+			if owned == 0 {
+				s.rotation.served(last)
+			}
+			err := s.lockSources(ctx, q, sources, func(id, owner string) {
+				// A row can be found twice: if a row before it was locked by another transaction and is free now, the
+				// offset of the statement is too small.
+				if _, ok := owners[id]; !ok {
+					ids, owners[id] = append(ids, id), owner
+				}
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+			tenants = remaining(tenants)
+		}
+	}
+	return ids, owners, nil
+}
+
+// tenantsOf returns the tenants of the queues by name, with one source for each queue.
+func tenantsOf(queues []queue, owned int) (tenants []tenant) {
+	queues = slices.Clone(queues)
+	slices.SortFunc(queues, func(a, b queue) int {
+		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.oldest, b.oldest))
+	})
+	for _, q := range queues {
+		if q.owned != owned {
+			continue
+		}
+		if n := len(tenants); n == 0 || tenants[n-1].name != q.tenant {
+			tenants = append(tenants, tenant{name: q.tenant})
+		}
+		t := &tenants[len(tenants)-1]
+		t.sources = append(t.sources, &source{queue: q})
+	}
+	return tenants
+}
+
+// share divides the next n sagas among the tenants in turn, and the share of a tenant among its definitions. It returns
+// the sources of which the next statement picks sagas, and the tenant whose turn is last.
+func share(tenants []tenant, n int) (sources []*source, last string) {
+	for i, t := range tenants {
+		size := part(n, len(tenants), i)
+		for j, src := range t.sources {
+			if src.limit = part(size, len(t.sources), j); src.limit > 0 {
+				sources = append(sources, src)
+			}
+		}
+	}
+	return sources, tenants[(n-1)%len(tenants)].name
+}
+
+// part returns the size of part i of n sagas that are divided into so many parts.
+func part(n, parts, i int) int {
+	size := n / parts
+	if i < n%parts {
+		size++
+	}
+	return size
+}
+
+// remaining returns the tenants with the sources that may have more sagas, first those that have had no turn.
+func remaining(tenants []tenant) []tenant {
+	var waiting, served []tenant
+	for _, t := range tenants {
+		had := false
+		t.sources = slices.DeleteFunc(t.sources, func(src *source) bool {
+			had = had || src.limit > 0
+			return src.found < src.limit
+		})
+		for _, src := range t.sources {
+			src.picked, src.found = src.picked+src.found, 0
+		}
+		switch {
+		case len(t.sources) == 0:
+		case had:
+			served = append(served, t)
+		default:
+			waiting = append(waiting, t)
+		}
+	}
+	return append(waiting, served...)
+}
+
+// A rotation remembers which tenant had the last turn, for all claims of a process. A runner with few free places asks
+// for few sagas at a time: without it, the same tenants would always be first.
+type rotation struct {
+	mu    sync.Mutex
+	begun bool
+	last  string
+	many  bool // the last claim that has read all queues has found many tenants
+}
+
+// next returns the tenant that had the last turn, and whether there are too many tenants to read the queues of all.
+func (r *rotation) next() (last string, many bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last, r.many && r.begun
+}
+
+func (r *rotation) saw(many bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.many = many
+}
+
+// order puts the tenants, which are in the order of their names, in the order of their turns. The first turn of all has the
+// tenant whose saga has waited longest.
+func (r *rotation) order(tenants []tenant) []tenant {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := 0
+	for i, t := range tenants {
+		if r.begun {
+			if t.name <= r.last {
+				first = i + 1
+			}
+		} else if t.sources[0].oldest < tenants[first].sources[0].oldest {
+			first = i
+		}
+	}
+	return slices.Concat(tenants[first:], tenants[:first])
+}
+
+func (r *rotation) served(last string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.begun, r.last = true, last
+}
+
+// maxUnion is the number of queues that one statement of MySQL or SQLite reads. SQLite admits 500.
+const maxUnion = 64
+
+// lockSources locks sagas of each source, except those that another transaction has locked, and calls picked for each.
+func (s *tables) lockSources(
+	ctx context.Context, q sqldb.Querier, sources []*source, picked func(id, owner string),
+) error {
+	read := func(sources []*source, text string, args ...any) error {
+		rows, err := q.QueryContext(ctx, s.sql(text), args...)
+		_, err = collect(rows, err, func(rows *sql.Rows) (place int, err error) {
+			var id, owner string
+			if err = rows.Scan(&id, &owner, &place); err == nil {
+				sources[place].found++
+				picked(id, owner)
+			}
+			return place, err
+		})
+		return err
+	}
+	if s.d.picks != "" {
+		type row struct {
+			Place   int    `json:"place"`
+			Owned   int    `json:"owned"`
+			Tenant  string `json:"turn"`
+			Name    string `json:"name"`
+			Version int    `json:"version"`
+			Limit   int    `json:"most"`
+			Picked  int    `json:"picked"`
+		}
+		rows, total := make([]row, len(sources)), 0
+		for i, src := range sources {
+			rows[i] = row{i, src.owned, src.tenant, src.Saga, src.Version, src.limit, src.picked}
+			total += src.limit
+		}
+		return read(sources, s.d.picks, jsonOf(rows), total)
+	}
+	for some := range slices.Chunk(sources, maxUnion) {
+		n := 1
+		for n < len(some) {
+			n *= 2 // so that there are few different statements
+		}
+		args := make([]any, 0, 6*n)
+		for _, src := range some {
+			args = append(args, src.owned, src.tenant, src.Saga, src.Version, src.limit, src.picked)
+		}
+		for len(args) < 6*n {
+			args = append(args, 0, "", "", 0, 0, 0)
+		}
+		if err := read(some, pickOf(n), args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pickOf returns the statement that picks sagas of n queues.
+func pickOf(n int) string {
+	one := func(i int) string { return strings.Replace(pickOne, "{place}", strconv.Itoa(i), 1) }
+	if n == 1 {
+		return one(0)
+	}
+	text := ""
+	for i := range n {
+		text = union(text, one(i), i)
+	}
+	return text
+}

@@ -1,0 +1,114 @@
+package storetest
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	store "github.com/go-resilience/resilience/saga/sagastore"
+)
+
+// startAll starts sagas of a tenant, some of them concurrently, since each may cost a commit of a database.
+func (s *suite) startAll(tenants map[string]int) {
+	s.Helper()
+	var wg sync.WaitGroup
+	places := make(chan struct{}, 16)
+	for tenant, sagas := range tenants {
+		for i := range sagas {
+			wg.Go(func() {
+				places <- struct{}{}
+				defer func() { <-places }()
+				req := request(fmt.Sprint(tenant, "/", i))
+				req.Tenant = tenant
+				_, created, err := s.store.Start(s.ctx, req)
+				s.Check(err == nil && created, "start of %s: %v, error: %v", req.ID, created, err)
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// claimedOf claims up to limit sagas, and adds the number of each tenant's to counts.
+func (s *suite) claimedOf(counts map[string]int, limit int) (claimed int) {
+	s.Helper()
+	recs := s.claim("me", limit)
+	for _, r := range recs {
+		counts[r.Tenant]++
+	}
+	return len(recs)
+}
+
+// claimTwoTenants: a single saga does not wait for the 600 sagas of another tenant that were due before.
+func claimTwoTenants(s *suite) {
+	s.startAll(map[string]int{"flood": 600})
+	time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+	for i, limit := range []int{1, 3, 16} {
+		req := request(fmt.Sprint("single-", i))
+		req.Tenant = "single"
+		s.start(req)
+		counts := make(map[string]int)
+		for calls := 0; counts["single"] == 0; calls++ {
+			s.True(calls < 2, "a claim of %d sagas had none of the tenant that was next: %v", limit, counts)
+			s.Equal(limit, s.claimedOf(counts, limit), "the other tenant's sagas fill the claim")
+		}
+	}
+	// A tenant with few free places gets no more than its share over several claims either.
+	s.startAll(map[string]int{"another": 600})
+	counts := make(map[string]int)
+	for range 21 {
+		s.Equal(3, s.claimedOf(counts, 3))
+		s.True(counts["flood"]-counts["another"] <= 1 && counts["another"]-counts["flood"] <= 1, "shares: %v", counts)
+	}
+}
+
+// claimManyTenants: each of 1000 tenants with a due saga has a turn before any tenant has a second one.
+func claimManyTenants(s *suite) {
+	const tenants, limit = 1000, 64
+	due := map[string]int{"flood": 50}
+	for i := range tenants - 1 {
+		due[fmt.Sprintf("tenant-%03d", i)] = 1
+	}
+	s.startAll(due)
+	counts := make(map[string]int)
+	for claimed := 0; claimed < tenants; {
+		n := s.claimedOf(counts, min(limit, tenants-claimed))
+		s.True(n > 0, "nothing is due after %d of %d sagas", claimed, tenants)
+		claimed += n
+	}
+	s.Len(counts, tenants)
+	s.Equal(49, s.claimedOf(counts, limit), "the rest")
+}
+
+// claimTenantsOfDefinitions: tenants with many definitions have no larger share.
+func claimTenantsOfDefinitions(s *suite) {
+	var all []store.Definition
+	start := func(tenant string, definitions, sagas int) {
+		for d := range definitions {
+			for i := range sagas {
+				req := request(fmt.Sprint(tenant, d, "-", i))
+				req.Saga, req.Tenant, req.Version = fmt.Sprint("definition-", d), tenant, 0
+				s.start(req)
+			}
+		}
+	}
+	for d := range 5 {
+		all = append(all, store.Definition{Saga: fmt.Sprint("definition-", d)})
+	}
+	start("large", 5, 4)
+	start("small", 1, 10)
+	req := store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: all}
+	recs, err := s.store.Claim(s.ctx, req)
+	s.NoError(err)
+	counts := make(map[string]int)
+	for _, r := range recs {
+		counts[r.Tenant]++
+		if r.Tenant == "large" {
+			counts[r.Saga]++
+		}
+	}
+	want := map[string]int{"large": 5, "small": 5}
+	for _, d := range all {
+		want[d.Saga] = 1
+	}
+	s.Equal(want, counts)
+}
