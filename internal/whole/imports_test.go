@@ -31,23 +31,20 @@ var engines = map[string][]string{
 	"saga/sagahttp":         {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "golang.org/x/sync"},
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sagastore":        nil,
-	"saga/storetest": {
-		"golang.org/x/sync", "github.com/stretchr/testify", "github.com/davecgh/go-spew", "github.com/pmezard/go-difflib",
-		"go.yaml.in/yaml/v3",
-	},
-	"saga/sqlstore":     nil,
-	"faults":            nil,
-	"registry":          {"github.com/go-viper/mapstructure/v2"},
-	"resiliencesql":     nil,
-	"resiliencehttp":    {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
-	"lease":             nil,
-	"throttle/adaptive": nil,
-	"throttle/fleet":    {"golang.org/x/sync"},
-	"lease/sqllease":    nil,
-	"lease/redislease":  nil,
-	"lease/storetest":   nil,
-	"policy":            nil,
-	"docs":              nil,
+	"saga/storetest":        {"golang.org/x/sync"},
+	"saga/sqlstore":         nil,
+	"faults":                nil,
+	"registry":              {"github.com/go-viper/mapstructure/v2"},
+	"resiliencesql":         nil,
+	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
+	"lease":                 nil,
+	"throttle/adaptive":     nil,
+	"throttle/fleet":        {"golang.org/x/sync"},
+	"lease/sqllease":        nil,
+	"lease/redislease":      nil,
+	"lease/storetest":       nil,
+	"policy":                nil,
+	"docs":                  nil,
 }
 
 // patterns are the packages that must not know each other.
@@ -81,7 +78,7 @@ func mayLink(pkg, dep string, engines []string) bool {
 		return own == pkg || own == "policy" || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
 			pkg == "saga/sqlstore" && own == "resiliencesql"
 	case dep == "net/http":
-		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "saga/sagahttp" || pkg == "saga/storetest" // by testify
+		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "saga/sagahttp"
 	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
 		return true
 	case strings.HasPrefix(dep, "vendor/"):

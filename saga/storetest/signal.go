@@ -12,7 +12,7 @@ func (s *suite) signal(name, payload string) store.Record {
 	s.Helper()
 	admit := func(*store.Record) error { return nil }
 	rec, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: admit})
-	s.NoError(err)
+	s.noError(err)
 	return rec
 }
 
@@ -20,7 +20,7 @@ func (s *suite) signal(name, payload string) store.Record {
 func (s *suite) wake(id string) {
 	s.Helper()
 	_, err := s.store.Post(s.ctx, store.PostRequest{ID: id})
-	s.NoError(err)
+	s.noError(err)
 }
 
 var errRefused = errors.New("refused")
@@ -37,7 +37,7 @@ func (s *suite) refuse(want store.Record) func(*store.Record) error {
 func (s *suite) signals(id string) []string {
 	s.Helper()
 	list, err := s.store.Messages(s.ctx, id)
-	s.NoError(err)
+	s.noError(err)
 	var texts []string
 	for _, sig := range list {
 		texts = append(texts, sig.Name+" "+string(sig.Payload))
@@ -48,44 +48,44 @@ func (s *suite) signals(id string) []string {
 func signalOnce(s *suite) {
 	before := s.owned("a", "me", long)
 	s.start(request("b"))
-	s.Empty(s.signals("a"))
+	s.empty(s.signals("a"))
 	for _, payload := range []string{"by card \x00\xff", "again"} {
 		s.same(before, s.signal("paid", payload))
 	}
 	s.signal("Packed", "")
-	s.Equal([]string{"Packed ", "paid by card \x00\xff"}, s.signals("a"), "the first payload, in byte order")
+	s.equal([]string{"Packed ", "paid by card \x00\xff"}, s.signals("a"), "the first payload, in byte order")
 	s.same(before, s.load("a"))
-	s.Empty(s.signals("b"))
+	s.empty(s.signals("b"))
 	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "none", Name: "paid"})
-	s.ErrorIs(err, store.ErrNotFound)
-	s.Empty(s.signals("none"))
+	s.errorIs(err, store.ErrNotFound)
+	s.empty(s.signals("none"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, 1)
+	s.noError(err)
+	s.len(log, 1)
 }
 
 func signalParked(s *suite) {
 	req := commit(s.owned("a", "me", long))
 	req.Release, req.WakeIn = true, long
 	s.commit(req)
-	s.Empty(s.claim("me", 1))
-	s.Equal(req.After(), s.signal("paid", "").Seq)
-	s.Len(s.claim("me", 1), 1)
+	s.empty(s.claim("me", 1))
+	s.equal(req.After(), s.signal("paid", "").Seq)
+	s.len(s.claim("me", 1), 1)
 
 	again := commit(s.load("a"))
 	again.Release, again.WakeIn = true, long
 	s.commit(again)
-	s.Empty(s.claim("me", 1))
+	s.empty(s.claim("me", 1))
 	s.signal("paid", "")
-	s.Len(s.claim("me", 1), 1, "the sender says it again, since it does not know")
+	s.len(s.claim("me", 1), 1, "the sender says it again, since it does not know")
 
 	back := commit(s.load("a"))
 	back.Status, back.Release, back.WakeIn = store.Compensating, true, long
 	s.commit(back)
 	s.signal("packed", "")
 	s.signal("paid", "")
-	s.Empty(s.claim("me", 1), "a saga that turns back waits for none")
-	s.Equal([]string{"packed ", "paid "}, s.signals("a"))
+	s.empty(s.claim("me", 1), "a saga that turns back waits for none")
+	s.equal([]string{"packed ", "paid "}, s.signals("a"))
 }
 
 // signalRefused: what Admit refuses is not kept, and Admit is not asked again about what
@@ -96,13 +96,13 @@ func signalRefused(s *suite) {
 	refused := func(want store.Record) {
 		s.Helper()
 		got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
-		s.True(err == errRefused)
+		s.true(err == errRefused)
 		s.same(want, got)
 		got, err = s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
-		s.NoError(err)
+		s.noError(err)
 		s.same(want, got)
 		s.same(want, s.load("a"))
-		s.Equal([]string{"paid cash"}, s.signals("a"))
+		s.equal([]string{"paid cash"}, s.signals("a"))
 	}
 	refused(rec)
 	for _, status := range []store.Status{store.Stuck, store.Completed} {
@@ -118,11 +118,11 @@ func signalMany(s *suite) {
 	for i := range 8 {
 		wg.Go(func() {
 			_, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
-			s.Check(err == nil, "the error is %v", err)
+			s.check(err == nil, "the error is %v", err)
 		})
 	}
 	wg.Wait()
-	s.Len(s.signals("a"), 1)
+	s.len(s.signals("a"), 1)
 }
 
 func hasten(s *suite) {
@@ -142,7 +142,7 @@ func hasten(s *suite) {
 	s.same(held, s.load("e"))
 	s.same(waits, s.load("d"))
 	s.same(stuck, s.load("c"))
-	s.Len(s.claim("me", 10), 2, "a and b")
+	s.len(s.claim("me", 10), 2, "a and b")
 
 	before := s.start(request("f")) // due already
 	s.wake("f")
@@ -151,23 +151,23 @@ func hasten(s *suite) {
 
 func signalTxCommits(s *suite, st store.TxStore) {
 	tx, err := st.Begin(s.ctx)
-	s.NoError(err)
+	s.noError(err)
 	_, _, err = st.StartTx(s.ctx, tx, request("a"))
-	s.NoError(err)
+	s.noError(err)
 	for range 2 {
 		rec, err := st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
-		s.NoError(err)
-		s.Equal("a", rec.ID)
+		s.noError(err)
+		s.equal("a", rec.ID)
 	}
 	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "packed", Admit: func(rec *store.Record) error {
-		s.Equal("a", rec.ID)
+		s.equal("a", rec.ID)
 		return errRefused
 	}})
-	s.True(err == errRefused)
+	s.true(err == errRefused)
 	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "none", Name: "paid"})
-	s.ErrorIs(err, store.ErrNotFound)
-	s.NoError(tx.Commit())
-	s.Equal([]string{"paid cash"}, s.signals("a"))
+	s.errorIs(err, store.ErrNotFound)
+	s.noError(tx.Commit())
+	s.equal([]string{"paid cash"}, s.signals("a"))
 }
 
 func signalTxRollsBack(s *suite, st store.TxStore) {
@@ -175,10 +175,10 @@ func signalTxRollsBack(s *suite, st store.TxStore) {
 	req.Release, req.WakeIn = true, long
 	before := s.commit(req)
 	tx, err := st.Begin(s.ctx)
-	s.NoError(err)
+	s.noError(err)
 	_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: "a", Name: "paid"})
-	s.NoError(err)
-	s.NoError(tx.Rollback())
-	s.Empty(s.signals("a"))
+	s.noError(err)
+	s.noError(tx.Rollback())
+	s.empty(s.signals("a"))
 	s.same(before, s.load("a"))
 }

@@ -39,8 +39,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/go-resilience/resilience/saga"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
@@ -105,7 +103,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"EndedContext", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(&suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)})
+			c.test(&suite{T: t, ctx: t.Context(), store: newStore(t)})
 		})
 	}
 	for _, c := range []struct {
@@ -123,7 +121,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"CommitTxOfAPausedOwner", commitTxPaused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := &suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)}
+			s := &suite{T: t, ctx: t.Context(), store: newStore(t)}
 			tx, ok := s.store.(store.TxStore)
 			if !ok {
 				t.Skip("not a TxStore")
@@ -131,13 +129,6 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 			c.test(s, tx)
 		})
 	}
-}
-
-type suite struct {
-	*testing.T
-	*require.Assertions
-	ctx   context.Context
-	store store.Store
 }
 
 var defs = []store.Definition{{Saga: "trip", Version: 1}}
@@ -153,8 +144,8 @@ func request(id string) store.StartRequest {
 func (s *suite) start(req store.StartRequest) store.Record {
 	s.Helper()
 	rec, created, err := s.store.Start(s.ctx, req)
-	s.NoError(err)
-	s.True(created)
+	s.noError(err)
+	s.true(created)
 	return rec
 }
 
@@ -169,14 +160,14 @@ func (s *suite) owned(id, owner string, lease time.Duration) store.Record {
 func (s *suite) load(id string) store.Record {
 	s.Helper()
 	rec, err := s.store.Load(s.ctx, id)
-	s.NoError(err)
+	s.noError(err)
 	return rec
 }
 
 func (s *suite) claim(owner string, limit int) []store.Record {
 	s.Helper()
 	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: limit, Definitions: defs})
-	s.NoError(err)
+	s.noError(err)
 	return recs
 }
 
@@ -191,7 +182,7 @@ func commit(rec store.Record) store.CommitRequest {
 func (s *suite) commit(req store.CommitRequest) store.Record {
 	s.Helper()
 	_, err := s.store.Commit(s.ctx, req)
-	s.NoError(err)
+	s.noError(err)
 	return s.load(req.ID)
 }
 
@@ -207,14 +198,14 @@ func (s *suite) same(want, got store.Record) {
 			}
 		}
 	}
-	s.Equal(want, got)
+	s.equal(want, got)
 }
 
 // around checks that a time is about d after the record was read. The tolerance is for
 // slow machines.
 func (s *suite) around(at time.Time, rec store.Record, d time.Duration) {
 	s.Helper()
-	s.WithinDuration(rec.Now.Add(d), at, 5*time.Minute)
+	s.withinDuration(rec.Now.Add(d), at, 5*time.Minute)
 }
 
 func startKeeps(s *suite) {
@@ -225,51 +216,51 @@ func startKeeps(s *suite) {
 		{Step: "flight", Op: saga.OpDo, Kind: saga.EventStepSkipped, Attempt: 3, Error: "why"},
 	}
 	rec := s.start(req)
-	s.Equal("acme", rec.Tenant)
-	s.Equal("a", rec.ID)
-	s.Equal("trip", rec.Saga)
-	s.Equal(1, rec.Version)
-	s.Equal(store.Running, rec.Status)
-	s.Equal(`{"a":1}`, string(rec.State))
-	s.Equal(`{"steps":[]}`, string(rec.Progress))
-	s.EqualValues(2, rec.Seq)
-	s.Equal(req.Nonce, rec.Nonce)
-	s.Zero(rec.Epoch)
-	s.Empty(rec.Owner)
-	s.Empty(rec.Previous)
-	s.Zero(rec.Failures)
-	s.Zero(rec.Takeovers)
-	s.Empty(rec.LastError)
-	s.False(rec.CancelRequested)
-	s.False(rec.WakeAt.After(rec.Now), "due at once")
+	s.equal("acme", rec.Tenant)
+	s.equal("a", rec.ID)
+	s.equal("trip", rec.Saga)
+	s.equal(1, rec.Version)
+	s.equal(store.Running, rec.Status)
+	s.equal(`{"a":1}`, string(rec.State))
+	s.equal(`{"steps":[]}`, string(rec.Progress))
+	s.equal64(2, rec.Seq)
+	s.equal(req.Nonce, rec.Nonce)
+	s.zero(rec.Epoch)
+	s.empty(rec.Owner)
+	s.empty(rec.Previous)
+	s.zero(rec.Failures)
+	s.zero(rec.Takeovers)
+	s.empty(rec.LastError)
+	s.false(rec.CancelRequested)
+	s.false(rec.WakeAt.After(rec.Now), "due at once")
 	s.around(rec.CreatedAt, rec, 0)
-	s.Equal(rec.CreatedAt.UnixMicro(), rec.UpdatedAt.UnixMicro())
+	s.equal(rec.CreatedAt.UnixMicro(), rec.UpdatedAt.UnixMicro())
 	s.around(rec.CompleteBy, rec, long)
 	s.same(rec, s.load("a"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, 2)
+	s.noError(err)
+	s.len(log, 2)
 	for i := range log {
 		s.around(log[i].At, rec, 0)
 		log[i].At = time.Time{}
 	}
-	s.Equal([]store.Entry{
+	s.equal([]store.Entry{
 		{Seq: 1, Kind: saga.EventCreated},
 		{Seq: 2, Step: "flight", Op: saga.OpDo, Kind: saga.EventStepSkipped, Attempt: 3, Error: "why"},
 	}, log)
-	s.True(s.start(request("b")).CompleteBy.IsZero(), "no deadline")
+	s.true(s.start(request("b")).CompleteBy.IsZero(), "no deadline")
 }
 
 func startClaims(s *suite) {
 	rec := s.owned("a", "me", long)
-	s.Equal("me", rec.Owner)
-	s.EqualValues(1, rec.Epoch)
+	s.equal("me", rec.Owner)
+	s.equal64(1, rec.Epoch)
 	s.around(rec.WakeAt, rec, long)
 	s.same(rec, s.load("a"))
-	s.Empty(s.claim("other", 10))
+	s.empty(s.claim("other", 10))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.EqualValues(1, log[0].Epoch)
+	s.noError(err)
+	s.equal64(1, log[0].Epoch)
 }
 
 func startExisting(s *suite) {
@@ -277,13 +268,13 @@ func startExisting(s *suite) {
 	req := request("a")
 	req.Saga, req.State, req.Owner, req.LeaseTTL = "other", []byte("x"), "other", short
 	got, created, err := s.store.Start(s.ctx, req)
-	s.NoError(err)
-	s.False(created)
+	s.noError(err)
+	s.false(created)
 	s.same(rec, got)
 	s.same(rec, s.load("a"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, 1)
+	s.noError(err)
+	s.len(log, 1)
 }
 
 func startOnce(s *suite) {
@@ -297,49 +288,41 @@ func startOnce(s *suite) {
 			rec, created, err := s.store.Start(s.ctx, req)
 			mu.Lock()
 			defer mu.Unlock()
-			if s.Check(err == nil, "%v", err) && created {
+			if s.check(err == nil, "%v", err) && created {
 				winners++
-				s.Check(rec.Owner == req.Owner, "the one that was created is another's")
+				s.check(rec.Owner == req.Owner, "the one that was created is another's")
 			}
 		})
 	}
 	wg.Wait()
-	s.Equal(1, winners)
-}
-
-// Check is for goroutines, which must not end the test.
-func (s *suite) Check(ok bool, format string, args ...any) bool {
-	if !ok {
-		s.T.Errorf(format, args...)
-	}
-	return ok
+	s.equal(1, winners)
 }
 
 func claimDue(s *suite) {
 	started := s.start(request("a"))
 	recs := s.claim("me", 10)
-	s.Len(recs, 1)
+	s.len(recs, 1)
 	got := recs[0]
-	s.Equal("me", got.Owner)
-	s.Empty(got.Previous)
-	s.EqualValues(1, got.Epoch)
-	s.Zero(got.Takeovers)
-	s.Equal(started.Seq, got.Seq)
-	s.Equal(started.Nonce, got.Nonce)
-	s.Equal(started.UpdatedAt.UnixMicro(), got.UpdatedAt.UnixMicro())
+	s.equal("me", got.Owner)
+	s.empty(got.Previous)
+	s.equal64(1, got.Epoch)
+	s.zero(got.Takeovers)
+	s.equal(started.Seq, got.Seq)
+	s.equal(started.Nonce, got.Nonce)
+	s.equal(started.UpdatedAt.UnixMicro(), got.UpdatedAt.UnixMicro())
 	s.around(got.WakeAt, got, long)
 	s.same(got, s.load("a"))
-	s.Empty(s.claim("me", 10), "not due before its lease is over")
+	s.empty(s.claim("me", 10), "not due before its lease is over")
 }
 
 func claimCrashed(s *suite) {
 	s.owned("a", "dead", short)
 	got := s.claim("me", 10)
-	s.Len(got, 1)
-	s.Equal("dead", got[0].Previous)
-	s.Equal("me", got[0].Owner)
-	s.EqualValues(2, got[0].Epoch)
-	s.Equal(1, got[0].Takeovers)
+	s.len(got, 1)
+	s.equal("dead", got[0].Previous)
+	s.equal("me", got[0].Owner)
+	s.equal64(2, got[0].Epoch)
+	s.equal(1, got[0].Takeovers)
 	s.same(got[0], s.load("a"))
 
 	// A commit of its owner keeps the number of takeovers.
@@ -347,18 +330,18 @@ func claimCrashed(s *suite) {
 	req.Takeovers, req.Release = 7, true
 	s.commit(req)
 	got = s.claim("me", 10)
-	s.Len(got, 1)
-	s.Empty(got[0].Previous)
-	s.Equal(7, got[0].Takeovers)
-	s.EqualValues(3, got[0].Epoch)
+	s.len(got, 1)
+	s.empty(got[0].Previous)
+	s.equal(7, got[0].Takeovers)
+	s.equal64(3, got[0].Epoch)
 
 	// An owner that claims its own saga again has not crashed.
 	s.owned("b", "me", short)
 	got = s.claim("me", 10)
-	s.Len(got, 1)
-	s.Equal("me", got[0].Previous)
-	s.EqualValues(2, got[0].Epoch)
-	s.Zero(got[0].Takeovers)
+	s.len(got, 1)
+	s.equal("me", got[0].Previous)
+	s.equal64(2, got[0].Epoch)
+	s.zero(got[0].Takeovers)
 }
 
 func claimOrder(s *suite) {
@@ -374,11 +357,11 @@ func claimOrder(s *suite) {
 		slices.Sort(list)
 		return list
 	}
-	s.Empty(s.claim("me", 0))
-	s.Equal([]string{"crashed"}, ids(s.claim("me", 1)))
-	s.Equal([]string{"new-1", "new-2"}, ids(s.claim("me", 2)))
-	s.Equal([]string{"new-3"}, ids(s.claim("me", 2)))
-	s.Empty(s.claim("me", 2))
+	s.empty(s.claim("me", 0))
+	s.equal([]string{"crashed"}, ids(s.claim("me", 1)))
+	s.equal([]string{"new-1", "new-2"}, ids(s.claim("me", 2)))
+	s.equal([]string{"new-3"}, ids(s.claim("me", 2)))
+	s.empty(s.claim("me", 2))
 }
 
 // claimOldest: the definitions take turns, and the one whose first saga was due first begins. The saga of a crashed owner
@@ -396,7 +379,7 @@ func claimOldest(s *suite) {
 	}
 	claim := func(limit int) string {
 		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: order})
-		s.NoError(err)
+		s.noError(err)
 		var ids []string
 		for _, r := range recs {
 			ids = append(ids, r.ID)
@@ -404,10 +387,10 @@ func claimOldest(s *suite) {
 		slices.Sort(ids)
 		return strings.Join(ids, " ")
 	}
-	s.Equal("late-2", claim(1))
-	s.Equal("soon-0", claim(1))
-	s.Equal("late-0 soon-1", claim(2))
-	s.Equal("late-1 soon-2", claim(3))
+	s.equal("late-2", claim(1))
+	s.equal("soon-0", claim(1))
+	s.equal("late-0 soon-1", claim(2))
+	s.equal("late-1 soon-2", claim(3))
 }
 
 func claimRegistered(s *suite) {
@@ -420,16 +403,16 @@ func claimRegistered(s *suite) {
 	}
 	claim := func(d ...store.Definition) []store.Record {
 		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: d})
-		s.NoError(err)
+		s.noError(err)
 		return recs
 	}
-	s.Empty(claim())
-	s.Empty(claim(store.Definition{Saga: "order", Version: 2}))
+	s.empty(claim())
+	s.empty(claim(store.Definition{Saga: "order", Version: 2}))
 	recs := claim(store.Definition{Saga: "trip", Version: 2}, store.Definition{Saga: "order", Version: 1})
-	s.Len(recs, 2)
+	s.len(recs, 2)
 	recs = claim(defs...)
-	s.Len(recs, 1)
-	s.Equal("saga-0", recs[0].ID)
+	s.len(recs, 1)
+	s.equal("saga-0", recs[0].ID)
 }
 
 func claimOnce(s *suite) {
@@ -445,13 +428,13 @@ func claimOnce(s *suite) {
 		wg.Go(func() {
 			for range sagas {
 				recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: 3, Definitions: defs})
-				if !s.Check(err == nil, "%v", err) {
+				if !s.check(err == nil, "%v", err) {
 					return
 				}
 				mu.Lock()
 				for _, r := range recs {
-					s.Check(seen[r.ID] == "", "%s claimed by %s and %s", r.ID, seen[r.ID], owner)
-					s.Check(r.Epoch == 1, "epoch %d", r.Epoch)
+					s.check(seen[r.ID] == "", "%s claimed by %s and %s", r.ID, seen[r.ID], owner)
+					s.check(r.Epoch == 1, "epoch %d", r.Epoch)
 					seen[r.ID] = owner
 				}
 				mu.Unlock()
@@ -459,7 +442,7 @@ func claimOnce(s *suite) {
 		})
 	}
 	wg.Wait()
-	s.Len(seen, sagas)
+	s.len(seen, sagas)
 }
 
 func heartbeat(s *suite) {
@@ -471,14 +454,14 @@ func heartbeat(s *suite) {
 	for _, r := range s.claim("thief", 10) { // takes them all, by crashed first
 		taken = taken || r.ID == "taken"
 	}
-	s.True(taken)
+	s.true(taken)
 	// "mine" is taken back.
 	req := commit(s.load("mine"))
 	req.Release = true
 	s.commit(req)
 	recs := s.claim("me", 1)
-	s.Len(recs, 1)
-	s.Equal("mine", recs[0].ID)
+	s.len(recs, 1)
+	s.equal("mine", recs[0].ID)
 
 	renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: 2 * long, Held: []store.Held{
 		{ID: "mine", Epoch: recs[0].Epoch},
@@ -487,20 +470,20 @@ func heartbeat(s *suite) {
 		{ID: "free", Epoch: 0},
 		{ID: "none", Epoch: 1},
 	}})
-	s.NoError(err)
-	s.Equal([]store.Renewed{{ID: "mine", Epoch: recs[0].Epoch}}, renewed)
+	s.noError(err)
+	s.equal([]store.Renewed{{ID: "mine", Epoch: recs[0].Epoch}}, renewed)
 	got := s.load("mine")
 	s.around(got.WakeAt, got, 2*long)
-	s.Equal(recs[0].Seq, got.Seq)
-	s.Equal(recs[0].Nonce, got.Nonce)
+	s.equal(recs[0].Seq, got.Seq)
+	s.equal(recs[0].Nonce, got.Nonce)
 
 	held := []store.Held{{ID: "mine", Epoch: mine.Epoch}}
 	renewed, err = s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: held})
-	s.NoError(err)
-	s.Empty(renewed, "an earlier epoch of the same owner")
+	s.noError(err)
+	s.empty(renewed, "an earlier epoch of the same owner")
 	renewed, err = s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long})
-	s.NoError(err)
-	s.Empty(renewed)
+	s.noError(err)
+	s.empty(renewed)
 }
 
 func commitWrites(s *suite) {
@@ -510,56 +493,56 @@ func commitWrites(s *suite) {
 	undo := store.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventStepUndoFailed, Attempt: 4, Error: "no"}
 	req.Log = append(req.Log, undo)
 	receipt, err := s.store.Commit(s.ctx, req)
-	s.NoError(err)
-	s.Zero(receipt)
+	s.noError(err)
+	s.zero(receipt)
 	got := s.load("a")
 	s.around(got.UpdatedAt, got, 0)
-	s.False(got.UpdatedAt.Before(rec.UpdatedAt))
+	s.false(got.UpdatedAt.Before(rec.UpdatedAt))
 	want := rec
 	want.Status, want.State, want.Progress = req.Status, req.State, req.Progress
 	want.Failures, want.Takeovers, want.LastError = 3, 2, "card declined"
 	want.Seq, want.Nonce, want.UpdatedAt = 3, req.Nonce, got.UpdatedAt
 	s.same(want, got)
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, 3)
+	s.noError(err)
+	s.len(log, 3)
 	s.around(log[2].At, got, 0)
 	log[2].At = time.Time{}
 	undo.Seq, undo.Epoch = 3, 1
-	s.Equal(undo, log[2])
+	s.equal(undo, log[2])
 }
 
 func commitVersion(s *suite) {
 	req := commit(s.owned("a", "me", long))
 	req.Version, req.Release = 2, true
 	got := s.commit(req)
-	s.Equal(2, got.Version)
-	s.Equal("trip", got.Saga)
-	s.Empty(s.claim("me", 1), "by runners that have only version 1")
+	s.equal(2, got.Version)
+	s.equal("trip", got.Saga)
+	s.empty(s.claim("me", 1), "by runners that have only version 1")
 	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{
 		Owner: "other", LeaseTTL: long, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 2}},
 	})
-	s.NoError(err)
-	s.Len(recs, 1)
+	s.noError(err)
+	s.len(recs, 1)
 	req = commit(recs[0])
-	s.Equal(2, s.commit(req).Version, "zero leaves it as it is")
+	s.equal(2, s.commit(req).Version, "zero leaves it as it is")
 }
 
 func commitEpoch(s *suite) {
 	old := s.owned("a", "dead", short)
-	s.Len(s.claim("me", 1), 1)
+	s.len(s.claim("me", 1), 1)
 	before := s.load("a")
 	_, err := s.store.Commit(s.ctx, commit(old))
-	s.ErrorIs(err, store.ErrFenced)
+	s.errorIs(err, store.ErrFenced)
 	future := commit(before)
 	future.Epoch++
 	_, err = s.store.Commit(s.ctx, future)
-	s.ErrorIs(err, store.ErrFenced)
+	s.errorIs(err, store.ErrFenced)
 	s.same(before, s.load("a"))
 	s.commit(commit(before))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, 2, "a fenced commit writes nothing")
+	s.noError(err)
+	s.len(log, 2, "a fenced commit writes nothing")
 }
 
 func commitSeq(s *suite) {
@@ -567,12 +550,12 @@ func commitSeq(s *suite) {
 	s.commit(commit(rec))
 	before := s.load("a")
 	_, err := s.store.Commit(s.ctx, commit(rec)) // the same again
-	s.ErrorIs(err, store.ErrFenced)
+	s.errorIs(err, store.ErrFenced)
 	s.same(before, s.load("a"))
 	none := commit(rec)
 	none.ID = "none"
 	_, err = s.store.Commit(s.ctx, none)
-	s.ErrorIs(err, store.ErrFenced)
+	s.errorIs(err, store.ErrFenced)
 }
 
 func commitOnce(s *suite) {
@@ -591,8 +574,8 @@ func commitOnce(s *suite) {
 		})
 	}
 	wg.Wait()
-	s.Equal(1, won)
-	s.EqualValues(2, s.load("a").Seq)
+	s.equal(1, won)
+	s.equal64(2, s.load("a").Seq)
 }
 
 // commitMany commits many sagas at the same time. A store may write them together, but each
@@ -607,7 +590,7 @@ func commitMany(s *suite) {
 			rec.Epoch++
 		case 2:
 			_, err := s.store.Post(s.ctx, store.PostRequest{ID: rec.ID, Payload: []byte("note of " + rec.ID), Cancel: true})
-			s.NoError(err)
+			s.noError(err)
 		}
 		recs = append(recs, rec)
 	}
@@ -641,27 +624,27 @@ func commitMany(s *suite) {
 	for i, rec := range recs {
 		got := s.load(rec.ID)
 		log, err := s.store.History(s.ctx, rec.ID, 0, 0)
-		s.NoError(err)
-		s.Len(log, int(got.Seq))
+		s.noError(err)
+		s.len(log, int(got.Seq))
 		if i%4 == 1 {
-			s.ErrorIs(errs[i], store.ErrFenced)
+			s.errorIs(errs[i], store.ErrFenced)
 			s.same(func() store.Record { rec.Epoch--; return rec }(), got)
 			continue
 		}
-		s.NoError(errs[i])
+		s.noError(errs[i])
 		want := last(rec, commits-1)
-		s.EqualValues(1+commits+4, got.Seq) // of five, with 0, 1, 2, 0 and 1 entries more
-		s.Equal(string(want.State), string(got.State))
-		s.Equal(string(want.Progress), string(got.Progress))
-		s.Equal(want.LastError, got.LastError)
-		s.Equal(want.Nonce, got.Nonce)
-		s.Equal(want.Failures, got.Failures)
-		s.Equal(want.Takeovers, got.Takeovers)
+		s.equal64(1+commits+4, got.Seq) // of five, with 0, 1, 2, 0 and 1 entries more
+		s.equal(string(want.State), string(got.State))
+		s.equal(string(want.Progress), string(got.Progress))
+		s.equal(want.LastError, got.LastError)
+		s.equal(want.Nonce, got.Nonce)
+		s.equal(want.Failures, got.Failures)
+		s.equal(want.Takeovers, got.Takeovers)
 		if want.Release {
-			s.Empty(got.Owner)
+			s.empty(got.Owner)
 			s.around(got.WakeAt, got, 2*long)
 		} else {
-			s.Equal("me", got.Owner)
+			s.equal("me", got.Owner)
 			s.around(got.WakeAt, got, long)
 		}
 		seq := 1
@@ -669,16 +652,16 @@ func commitMany(s *suite) {
 			for _, w := range last(rec, n).Log {
 				e := log[seq]
 				seq++
-				s.EqualValues(seq, e.Seq)
-				s.EqualValues(1, e.Epoch)
-				s.Equal([]any{w.Step, w.Op, w.Kind, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Kind, e.Attempt, e.Error})
+				s.equal64(seq, e.Seq)
+				s.equal64(1, e.Epoch)
+				s.equal([]any{w.Step, w.Op, w.Kind, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Kind, e.Attempt, e.Error})
 			}
 		}
 		receipt := store.Receipt{}
 		if i%4 == 2 {
 			receipt = store.Receipt{CancelRequested: true, CancelNote: "note of " + rec.ID}
 		}
-		s.Equal(receipt, receipts[i])
+		s.equal(receipt, receipts[i])
 	}
 }
 
@@ -687,41 +670,41 @@ func commitReleases(s *suite) {
 	req := commit(rec)
 	req.Release, req.WakeIn = true, 2*long
 	got := s.commit(req)
-	s.Empty(got.Owner)
-	s.EqualValues(1, got.Epoch)
+	s.empty(got.Owner)
+	s.equal64(1, got.Epoch)
 	s.around(got.WakeAt, got, 2*long)
-	s.Empty(s.claim("me", 1), "not due yet")
+	s.empty(s.claim("me", 1), "not due yet")
 
 	req = commit(got)
 	req.Release, req.WakeIn = true, 0
 	s.commit(req)
 	recs := s.claim("me", 1)
-	s.Len(recs, 1)
-	s.EqualValues(2, recs[0].Epoch)
+	s.len(recs, 1)
+	s.equal64(2, recs[0].Epoch)
 
 	for _, status := range []store.Status{store.Completed, store.Compensated, store.Stuck, store.Abandoned} {
 		req = commit(s.load("a"))
 		req.Status, req.Release = status, true
 		s.commit(req)
-		s.Empty(s.claim("me", 1), "%s is never due", status)
+		s.empty(s.claim("me", 1), "%s is never due", status)
 	}
 	req = commit(s.load("a"))
 	req.Status, req.Release = store.Compensating, true
 	s.commit(req)
-	s.Len(s.claim("me", 1), 1, "an operator has released it")
+	s.len(s.claim("me", 1), 1, "an operator has released it")
 }
 
 func commitKeepsLease(s *suite) {
 	rec := s.owned("a", "me", long)
 	got := s.commit(commit(rec))
-	s.Equal("me", got.Owner)
-	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	s.equal("me", got.Owner)
+	s.equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	rec = s.owned("b", "me", short)
 	got = s.commit(commit(rec)) // the lease is over, but no other owner has claimed it
-	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	s.equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	recs := s.claim("other", 1)
-	s.Len(recs, 1)
-	s.Equal("me", recs[0].Previous)
+	s.len(recs, 1)
+	s.equal("me", recs[0].Previous)
 }
 
 // commitWoken: what comes while an owner is about to write a saga back to wait makes it due then, once.
@@ -743,18 +726,18 @@ func commitWoken(s *suite) {
 	} {
 		s.start(request(name))
 		_, err := s.store.Post(s.ctx, store.PostRequest{ID: name, Name: "early"})
-		s.NoError(err)
+		s.noError(err)
 		claim := func(want int) {
 			s.Helper()
-			s.Len(s.claim("me", 1), want)
+			s.len(s.claim("me", 1), want)
 		}
 		release := func(wakeIn time.Duration, woken bool) {
 			s.Helper()
 			req := commit(s.load(name))
 			req.Release, req.WakeIn = true, wakeIn
 			rc, err := s.store.Commit(s.ctx, req)
-			s.NoError(err)
-			s.Equal(woken, rc.Woken)
+			s.noError(err)
+			s.equal(woken, rc.Woken)
 		}
 		claim(1) // of the owner that sees what was there before
 		release(long, false)
@@ -762,18 +745,18 @@ func commitWoken(s *suite) {
 		s.wake(name)
 		claim(1)
 		before := s.load(name)
-		s.NoError(wake(name))
-		s.Equal(before.WakeAt.UnixMicro(), s.load(name).WakeAt.UnixMicro(), "its owner keeps it")
+		s.noError(wake(name))
+		s.equal(before.WakeAt.UnixMicro(), s.load(name).WakeAt.UnixMicro(), "its owner keeps it")
 		rc, err := s.store.Commit(s.ctx, commit(s.load(name)))
-		s.NoError(err)
-		s.False(rc.Woken, "it is not released")
+		s.noError(err)
+		s.false(rc.Woken, "it is not released")
 		release(long, true)
 		claim(1) // and again, the record is not woken any more
 		release(long, false)
 		claim(0)
 		s.wake(name)
 		claim(1)
-		s.NoError(wake(name))
+		s.noError(wake(name))
 		release(0, false) // it is due in any case
 		claim(1)
 		s.end(name, store.Stuck)
@@ -783,46 +766,46 @@ func commitWoken(s *suite) {
 func cancelOwned(s *suite) {
 	rec := s.owned("a", "me", long)
 	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("changed my mind"), Cancel: true})
-	s.NoError(err)
-	s.True(got.CancelRequested)
-	s.Equal("changed my mind", got.CancelNote)
-	s.Equal(rec.Seq, got.Seq)
-	s.Equal(rec.Epoch, got.Epoch)
-	s.Equal(rec.Nonce, got.Nonce)
-	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	s.noError(err)
+	s.true(got.CancelRequested)
+	s.equal("changed my mind", got.CancelNote)
+	s.equal(rec.Seq, got.Seq)
+	s.equal(rec.Epoch, got.Epoch)
+	s.equal(rec.Nonce, got.Nonce)
+	s.equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	got, err = s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("again"), Cancel: true})
-	s.NoError(err)
-	s.Equal("changed my mind", got.CancelNote)
+	s.noError(err)
+	s.equal("changed my mind", got.CancelNote)
 	s.same(got, s.load("a"))
 
 	receipt, err := s.store.Commit(s.ctx, commit(rec))
-	s.NoError(err)
-	s.Equal(store.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
+	s.noError(err)
+	s.equal(store.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
 	held := []store.Held{{ID: "a", Epoch: 1}}
 	renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: held})
-	s.NoError(err)
-	s.Equal([]store.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
+	s.noError(err)
+	s.equal([]store.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
 
 	_, err = s.store.Post(s.ctx, store.PostRequest{ID: "none", Cancel: true})
-	s.ErrorIs(err, store.ErrNotFound)
+	s.errorIs(err, store.ErrNotFound)
 	s.owned("b", "me", long)
 	got, err = s.store.Post(s.ctx, store.PostRequest{ID: "b", Cancel: true})
-	s.NoError(err)
-	s.True(got.CancelRequested, "a note may be empty")
-	s.True(s.load("b").CancelRequested)
+	s.noError(err)
+	s.true(got.CancelRequested, "a note may be empty")
+	s.true(s.load("b").CancelRequested)
 }
 
 func cancelParked(s *suite) {
 	req := commit(s.owned("a", "me", long))
 	req.Release, req.WakeIn = true, long
 	s.commit(req)
-	s.Empty(s.claim("me", 1))
+	s.empty(s.claim("me", 1))
 	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("why wait"), Cancel: true})
-	s.NoError(err)
+	s.noError(err)
 	recs := s.claim("me", 1)
-	s.Len(recs, 1)
-	s.True(recs[0].CancelRequested)
-	s.Equal("why wait", recs[0].CancelNote)
+	s.len(recs, 1)
+	s.true(recs[0].CancelRequested)
+	s.equal("why wait", recs[0].CancelNote)
 }
 
 func cancelEnded(s *suite) {
@@ -830,44 +813,44 @@ func cancelEnded(s *suite) {
 	req.Status = store.Compensating
 	before := s.commit(req)
 	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Payload: []byte("late"), Cancel: true})
-	s.NoError(err)
-	s.False(got.CancelRequested)
+	s.noError(err)
+	s.false(got.CancelRequested)
 	s.same(before, got)
 }
 
 func loadNothing(s *suite) {
 	for _, id := range []string{"none", "no\x00text", "\xff"} { // an id may be of a request
 		_, err := s.store.Load(s.ctx, id)
-		s.ErrorIs(err, store.ErrNotFound)
+		s.errorIs(err, store.ErrNotFound)
 		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Cancel: true})
-		s.ErrorIs(err, store.ErrNotFound)
+		s.errorIs(err, store.ErrNotFound)
 		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
-		s.ErrorIs(err, store.ErrNotFound)
+		s.errorIs(err, store.ErrNotFound)
 		log, err := s.store.History(s.ctx, id, 0, 0)
-		s.NoError(err)
-		s.Empty(log)
+		s.noError(err)
+		s.empty(log)
 		for _, f := range []store.Filter{{}, {ID: id}, {Saga: id}} {
 			recs, next, err := s.store.List(s.ctx, f)
-			s.NoError(err)
-			s.Empty(recs)
-			s.Empty(next)
+			s.noError(err)
+			s.empty(recs)
+			s.empty(next)
 		}
 	}
 	counts, err := s.store.Counts(s.ctx)
-	s.NoError(err)
-	s.Empty(counts.Sagas)
-	s.False(counts.Now.IsZero())
+	s.noError(err)
+	s.empty(counts.Sagas)
+	s.false(counts.Now.IsZero())
 }
 
 // list returns the ids of a page that the filter admits.
 func (s *suite) list(f store.Filter) (ids []string) {
 	s.Helper()
 	recs, _, err := s.store.List(s.ctx, f)
-	s.NoError(err)
+	s.noError(err)
 	for _, r := range recs {
 		want := s.load(r.ID)
 		if f.WithoutState {
-			s.Empty(r.State)
+			s.empty(r.State)
 			want.State, r.State = nil, nil
 		}
 		s.same(want, r)
@@ -882,8 +865,8 @@ func (s *suite) all(f store.Filter) string {
 	var ids []string
 	for {
 		recs, next, err := s.store.List(s.ctx, f)
-		s.NoError(err)
-		s.True(len(recs) <= f.Limit, "a page is larger than its limit")
+		s.noError(err)
+		s.true(len(recs) <= f.Limit, "a page is larger than its limit")
 		for _, r := range recs {
 			ids = append(ids, r.ID)
 		}
@@ -918,25 +901,25 @@ func listNewest(s *suite) {
 			continue
 		}
 		all := func(f store.Filter) string { f.Limit = limit; return s.all(f) }
-		s.Equal("z m% M-3 m-2 c m-1", all(store.Filter{}))
-		s.Equal("m% m-2 m-1", all(store.Filter{Saga: "trip"}))
-		s.Equal("m-2", all(store.Filter{Status: []store.Status{store.Stuck}}))
-		s.Equal("m-2", all(store.Filter{Saga: "trip", Status: []store.Status{store.Stuck}}))
-		s.Equal("z m% M-3 m-2 c m-1", all(store.Filter{Status: []store.Status{store.Stuck, store.Running, store.Stuck}}))
-		s.Equal("m-2 m-1", all(store.Filter{ID: "m-"}))
-		s.Equal("m-1", all(store.Filter{ID: "m-1"}))
-		s.Equal("m% m-2 m-1", all(store.Filter{ID: "m"}))
-		s.Equal("m-2", all(store.Filter{ID: "m", Status: []store.Status{store.Stuck}}))
-		s.Equal("", all(store.Filter{ID: "-"}))
-		s.Equal("m% M-3 m-2 c m-1", all(store.Filter{CreatedBefore: before}))
-		s.Equal("", all(store.Filter{Saga: "none"}))
-		s.Equal("", all(store.Filter{Status: []store.Status{store.Abandoned}}))
+		s.equal("z m% M-3 m-2 c m-1", all(store.Filter{}))
+		s.equal("m% m-2 m-1", all(store.Filter{Saga: "trip"}))
+		s.equal("m-2", all(store.Filter{Status: []store.Status{store.Stuck}}))
+		s.equal("m-2", all(store.Filter{Saga: "trip", Status: []store.Status{store.Stuck}}))
+		s.equal("z m% M-3 m-2 c m-1", all(store.Filter{Status: []store.Status{store.Stuck, store.Running, store.Stuck}}))
+		s.equal("m-2 m-1", all(store.Filter{ID: "m-"}))
+		s.equal("m-1", all(store.Filter{ID: "m-1"}))
+		s.equal("m% m-2 m-1", all(store.Filter{ID: "m"}))
+		s.equal("m-2", all(store.Filter{ID: "m", Status: []store.Status{store.Stuck}}))
+		s.equal("", all(store.Filter{ID: "-"}))
+		s.equal("m% M-3 m-2 c m-1", all(store.Filter{CreatedBefore: before}))
+		s.equal("", all(store.Filter{Saga: "none"}))
+		s.equal("", all(store.Filter{Status: []store.Status{store.Abandoned}}))
 	}
-	s.Equal([]string{"z", "m%"}, s.list(store.Filter{Limit: 2, WithoutState: true}))
-	s.Equal(6, len(s.list(store.Filter{Limit: math.MaxInt})))
+	s.equal([]string{"z", "m%"}, s.list(store.Filter{Limit: 2, WithoutState: true}))
+	s.equal(6, len(s.list(store.Filter{Limit: math.MaxInt})))
 	_, next, err := s.store.List(s.ctx, store.Filter{Limit: 6})
-	s.NoError(err)
-	s.Empty(next, "the page has them all")
+	s.noError(err)
+	s.empty(next, "the page has them all")
 }
 
 func counts(s *suite) {
@@ -969,12 +952,12 @@ func counts(s *suite) {
 	parked.Release, parked.WakeIn = true, long
 	s.commit(parked)
 	got, err := s.store.Counts(s.ctx)
-	s.NoError(err)
-	s.Len(got.Sagas, 1)
-	s.WithinDuration(got.Now, got.Sagas[0].OldestDue, 5*time.Minute)
-	s.Equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[0].OldestDue.UnixMilli())
+	s.noError(err)
+	s.len(got.Sagas, 1)
+	s.withinDuration(got.Now, got.Sagas[0].OldestDue, 5*time.Minute)
+	s.equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[0].OldestDue.UnixMilli())
 	got.Sagas[0].OldestDue = time.Time{}
-	s.Equal([]store.Count{
+	s.equal([]store.Count{
 		{Saga: "trip", Running: 4, Compensating: 1, Stuck: 1, Due: 3},
 	}, got.Sagas)
 }
@@ -988,35 +971,35 @@ func history(s *suite) {
 	}
 	s.owned("b", "me", long)
 	log, err := s.store.History(s.ctx, "a", 0, 0)
-	s.NoError(err)
-	s.Len(log, int(rec.Seq))
+	s.noError(err)
+	s.len(log, int(rec.Seq))
 	for i, e := range log {
-		s.EqualValues(i+1, e.Seq)
+		s.equal64(i+1, e.Seq)
 		if i > 0 {
-			s.False(e.At.Before(log[i-1].At))
+			s.false(e.At.Before(log[i-1].At))
 		}
 	}
 	var pages []store.Entry
 	for {
 		page, err := s.store.History(s.ctx, "a", int64(len(pages)), 4)
-		s.NoError(err)
+		s.noError(err)
 		if len(page) == 0 {
 			break
 		}
-		s.True(len(page) <= 4)
+		s.true(len(page) <= 4)
 		pages = append(pages, page...)
 	}
-	s.Equal(log, pages)
+	s.equal(log, pages)
 	rest, err := s.store.History(s.ctx, "a", rec.Seq-1, 0)
-	s.NoError(err)
-	s.Equal(log[rec.Seq-1:], rest)
+	s.noError(err)
+	s.equal(log[rec.Seq-1:], rest)
 }
 
 func deleteEnded(s *suite) {
 	end := func(id string, status store.Status) {
 		s.start(request(id))
 		_, err := s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
-		s.NoError(err)
+		s.noError(err)
 		req := commit(s.load(id))
 		req.Status, req.Release = status, true
 		s.commit(req)
@@ -1044,21 +1027,21 @@ func deleteEnded(s *suite) {
 		{store.Completed, 0, 10, 1, "running stuck"},
 	} {
 		n, err := s.store.DeleteEnded(s.ctx, c.status, c.age, c.limit)
-		s.NoError(err)
-		s.Equal(c.want, n)
-		s.Equal(c.left, s.sorted())
+		s.noError(err)
+		s.equal(c.want, n)
+		s.equal(c.left, s.sorted())
 	}
 	log, err := s.store.History(s.ctx, "first", 0, 0)
-	s.NoError(err)
-	s.Empty(log)
+	s.noError(err)
+	s.empty(log)
 	signals, err := s.store.Messages(s.ctx, "first")
-	s.NoError(err)
-	s.Empty(signals)
-	s.EqualValues(1, s.start(request("first")).Seq, "its id is free")
+	s.noError(err)
+	s.empty(signals)
+	s.equal64(1, s.start(request("first")).Seq, "its id is free")
 	_, err = s.store.DeleteEnded(s.ctx, store.Completed, 0, -1)
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.DeleteEnded(s.ctx, store.Completed, -1, 1)
-	s.Error(err)
+	s.error(err)
 }
 
 // child starts a child of the step "parcels" of the saga parent.
@@ -1080,8 +1063,8 @@ func (s *suite) end(id string, status store.Status) {
 func children(s *suite) {
 	for _, id := range []string{"a", "B", "c", "d", "e"} {
 		rec := s.child(id, "order")
-		s.Equal("order", rec.Parent)
-		s.Equal("parcels", rec.ParentStep)
+		s.equal("order", rec.Parent)
+		s.equal("parcels", rec.ParentStep)
 		s.same(rec, s.load(id))
 	}
 	s.child("of another", "Order")
@@ -1093,28 +1076,28 @@ func children(s *suite) {
 	s.end("c", store.Stuck)
 	s.end("d", store.Compensated)
 	_, err := s.store.Post(s.ctx, store.PostRequest{ID: "e", Cancel: true})
-	s.NoError(err)
+	s.noError(err)
 	find := func(req store.ChildrenRequest) (texts []string) {
 		list, err := s.store.Children(s.ctx, req)
-		s.NoError(err)
+		s.noError(err)
 		for _, c := range list {
 			texts = append(texts, fmt.Sprint(c.ID, " ", c.Status, " ", c.CancelRequested))
 		}
 		slices.Sort(texts)
 		return texts
 	}
-	s.Equal([]string{"B completed false", "a running false", "c stuck false", "d compensated false", "e running true"},
+	s.equal([]string{"B completed false", "a running false", "c stuck false", "d compensated false", "e running true"},
 		find(store.ChildrenRequest{Parent: "order", Step: "parcels"}))
-	s.Equal([]string{"a running false", "c stuck false", "e running true"},
+	s.equal([]string{"a running false", "c stuck false", "e running true"},
 		find(store.ChildrenRequest{
 			Parent: "order", Step: "parcels",
 			Status: []store.Status{store.Running, store.Compensating, store.Stuck},
 		}))
-	s.Len(find(store.ChildrenRequest{Parent: "order", Step: "parcels", Limit: 2}), 2)
-	s.Equal([]string{"of another step running false"},
+	s.len(find(store.ChildrenRequest{Parent: "order", Step: "parcels", Limit: 2}), 2)
+	s.equal([]string{"of another step running false"},
 		find(store.ChildrenRequest{Parent: "order", Step: "letters", Limit: 2}))
-	s.Empty(find(store.ChildrenRequest{Parent: "order", Step: "none"}))
-	s.Empty(find(store.ChildrenRequest{Parent: "a", Step: "parcels"}))
+	s.empty(find(store.ChildrenRequest{Parent: "order", Step: "none"}))
+	s.empty(find(store.ChildrenRequest{Parent: "a", Step: "parcels"}))
 }
 
 // deleteChildren: what a parent has started stays until the parent is to be deleted, and goes
@@ -1129,9 +1112,9 @@ func deleteChildren(s *suite) {
 	sweep := func(status store.Status, limit, want int, left string) {
 		s.Helper()
 		n, err := s.store.DeleteEnded(s.ctx, status, 0, limit)
-		s.NoError(err)
-		s.Equal(want, n)
-		s.Equal(left, s.sorted())
+		s.noError(err)
+		s.equal(want, n)
+		s.equal(left, s.sorted())
 	}
 	for _, id := range []string{"order/1/1", "order/1", "other/1"} {
 		s.end(id, store.Completed)
@@ -1141,11 +1124,11 @@ func deleteChildren(s *suite) {
 	sweep(store.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
 	sweep(store.Abandoned, 10, 3, "order/2 other other/1")
 	rec := s.load("order/2")
-	s.Equal("", rec.Parent)
-	s.Equal("", rec.ParentStep)
+	s.equal("", rec.Parent)
+	s.equal("", rec.ParentStep)
 	list, err := s.store.Children(s.ctx, store.ChildrenRequest{Parent: "order", Step: "parcels"})
-	s.NoError(err)
-	s.Empty(list)
+	s.noError(err)
+	s.empty(list)
 	s.end("order/2", store.Completed)
 	sweep(store.Completed, 10, 1, "other other/1")
 	s.child("other/2", "other")
@@ -1153,12 +1136,12 @@ func deleteChildren(s *suite) {
 	s.end("other", store.Completed)
 	for _, left := range []int{2, 1, 0} { // one by one, and the parent last
 		n, err := s.store.DeleteEnded(s.ctx, store.Completed, 0, 1)
-		s.NoError(err)
-		s.Equal(1, n)
+		s.noError(err)
+		s.equal(1, n)
 		page, _, err := s.store.List(s.ctx, store.Filter{})
-		s.NoError(err)
-		s.Len(page, left)
-		s.True(left == 0 || slices.ContainsFunc(page, func(r store.Record) bool { return r.ID == "other" }))
+		s.noError(err)
+		s.len(page, left)
+		s.true(left == 0 || slices.ContainsFunc(page, func(r store.Record) bool { return r.ID == "other" }))
 	}
 }
 
@@ -1170,30 +1153,30 @@ func roundTrip(s *suite) {
 	req.Parent, req.ParentStep = "its 'parent' "+strings.Repeat("x", 180), strings.Repeat("'ö\"", 25)
 	req.Tenant = strings.Repeat("'ü\"", 25)
 	rec := s.start(req)
-	s.Equal(req.ID, rec.ID)
-	s.Equal(req.Tenant, rec.Tenant)
-	s.True(bytes.Equal(req.State, rec.State))
-	s.Equal(string(req.Progress), string(rec.Progress))
-	s.Equal(req.Parent, rec.Parent)
-	s.Equal(req.ParentStep, rec.ParentStep)
+	s.equal(req.ID, rec.ID)
+	s.equal(req.Tenant, rec.Tenant)
+	s.true(bytes.Equal(req.State, rec.State))
+	s.equal(string(req.Progress), string(rec.Progress))
+	s.equal(req.Parent, rec.Parent)
+	s.equal(req.ParentStep, rec.ParentStep)
 	next := commit(rec)
 	next.LastError = "it's \"bad\" — §\n\ttwo lines"
 	next.Log[0].Error = next.LastError
 	next.State = bytes.Repeat([]byte{0, 255, '$'}, 100_000)
 	got := s.commit(next)
-	s.Equal(next.LastError, got.LastError)
-	s.Equal(req.Owner, got.Owner)
-	s.True(bytes.Equal(next.State, got.State))
+	s.equal(next.LastError, got.LastError)
+	s.equal(req.Owner, got.Owner)
+	s.true(bytes.Equal(next.State, got.State))
 	log, err := s.store.History(s.ctx, req.ID, 0, 0)
-	s.NoError(err)
-	s.Equal(next.LastError, log[1].Error)
+	s.noError(err)
+	s.equal(next.LastError, log[1].Error)
 	same := commit(got)
 	same.State = nil
 	got = s.commit(same)
-	s.True(bytes.Equal(next.State, got.State), "nil leaves the data as it is")
+	s.true(bytes.Equal(next.State, got.State), "nil leaves the data as it is")
 	empty := commit(got)
 	empty.State = []byte{}
-	s.Empty(s.commit(empty).State)
+	s.empty(s.commit(empty).State)
 }
 
 func endedContext(s *suite) {
@@ -1201,35 +1184,35 @@ func endedContext(s *suite) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
 	_, _, err := s.store.Start(ctx, request("b"))
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Commit(ctx, commit(rec))
-	s.Error(err)
-	s.NotErrorIs(err, store.ErrFenced)
+	s.error(err)
+	s.notErrorIs(err, store.ErrFenced)
 	_, err = s.store.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
-	s.Error(err)
+	s.error(err)
 	held := []store.Held{{ID: "a", Epoch: 1}}
 	_, err = s.store.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: held})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Post(ctx, store.PostRequest{ID: "a", Cancel: true})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Post(ctx, store.PostRequest{ID: "a", Name: "paid"})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Messages(ctx, "a")
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Post(ctx, store.PostRequest{ID: "a"})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Children(ctx, store.ChildrenRequest{Parent: "a", Step: "b"})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Load(ctx, "a")
-	s.Error(err)
-	s.NotErrorIs(err, store.ErrNotFound)
+	s.error(err)
+	s.notErrorIs(err, store.ErrNotFound)
 	_, _, err = s.store.List(ctx, store.Filter{})
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.Counts(ctx)
-	s.Error(err)
+	s.error(err)
 	_, err = s.store.History(ctx, "a", 0, 0)
-	s.Error(err)
+	s.error(err)
 	s.same(rec, s.load("a"))
 	_, err = s.store.Load(s.ctx, "b")
-	s.ErrorIs(err, store.ErrNotFound)
+	s.errorIs(err, store.ErrNotFound)
 }

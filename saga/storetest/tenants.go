@@ -21,7 +21,7 @@ func (s *suite) startAll(tenants map[string]int) {
 				req := request(fmt.Sprint(tenant, "/", i))
 				req.Tenant = tenant
 				_, created, err := s.store.Start(s.ctx, req)
-				s.Check(err == nil && created, "start of %s: %v, error: %v", req.ID, created, err)
+				s.check(err == nil && created, "start of %s: %v, error: %v", req.ID, created, err)
 			})
 		}
 	}
@@ -48,16 +48,16 @@ func claimTwoTenants(s *suite) {
 		s.start(req)
 		counts := make(map[string]int)
 		for calls := 0; counts["single"] == 0; calls++ {
-			s.True(calls < 2, "a claim of %d sagas had none of the tenant that was next: %v", limit, counts)
-			s.Equal(limit, s.claimedOf(counts, limit), "the other tenant's sagas fill the claim")
+			s.true(calls < 2, "a claim of %d sagas had none of the tenant that was next: %v", limit, counts)
+			s.equal(limit, s.claimedOf(counts, limit), "the other tenant's sagas fill the claim")
 		}
 	}
 	// A tenant with few free places gets no more than its share over several claims either.
 	s.startAll(map[string]int{"another": 600})
 	counts := make(map[string]int)
 	for range 21 {
-		s.Equal(3, s.claimedOf(counts, 3))
-		s.True(counts["flood"]-counts["another"] <= 1 && counts["another"]-counts["flood"] <= 1, "shares: %v", counts)
+		s.equal(3, s.claimedOf(counts, 3))
+		s.true(counts["flood"]-counts["another"] <= 1 && counts["another"]-counts["flood"] <= 1, "shares: %v", counts)
 	}
 }
 
@@ -72,11 +72,11 @@ func claimManyTenants(s *suite) {
 	counts := make(map[string]int)
 	for claimed := 0; claimed < tenants; {
 		n := s.claimedOf(counts, min(limit, tenants-claimed))
-		s.True(n > 0, "nothing is due after %d of %d sagas", claimed, tenants)
+		s.true(n > 0, "nothing is due after %d of %d sagas", claimed, tenants)
 		claimed += n
 	}
-	s.Len(counts, tenants)
-	s.Equal(49, s.claimedOf(counts, limit), "the rest")
+	s.len(counts, tenants)
+	s.equal(49, s.claimedOf(counts, limit), "the rest")
 }
 
 // claimTenantsOfDefinitions: tenants with many definitions have no larger share.
@@ -98,7 +98,7 @@ func claimTenantsOfDefinitions(s *suite) {
 	start("small", 1, 10)
 	req := store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: all}
 	recs, err := s.store.Claim(s.ctx, req)
-	s.NoError(err)
+	s.noError(err)
 	counts := make(map[string]int)
 	for _, r := range recs {
 		counts[r.Tenant]++
@@ -110,5 +110,5 @@ func claimTenantsOfDefinitions(s *suite) {
 	for _, d := range all {
 		want[d.Saga] = 1
 	}
-	s.Equal(want, counts)
+	s.equal(want, counts)
 }
