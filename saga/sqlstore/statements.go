@@ -82,7 +82,7 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 	renew = `UPDATE {p}saga SET wake_at = {now} + ? WHERE id IN ({ids})`
 
 	cancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?, woken = true, updated_at = {now},
-	wake_at = CASE WHEN owner = '' THEN {now} ELSE wake_at END
+	wake_at = CASE WHEN owner = '' AND wake_at > {now} THEN {now} ELSE wake_at END
 WHERE id = ? AND status = 'running' AND NOT cancel_requested`
 	wake = `UPDATE {p}saga SET woken = true,
 	wake_at = CASE WHEN owner = '' AND wake_at > {now} THEN {now} ELSE wake_at END

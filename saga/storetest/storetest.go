@@ -86,6 +86,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"CommitOfARecordThatWasWoken", commitWoken},
 		{"CancelReachesTheOwner", cancelOwned},
 		{"CancelMakesAParkedSagaDue", cancelParked},
+		{"CancelKeepsPastWakeAt", cancelDue},
 		{"CancelOnlyWhatRuns", cancelEnded},
 		{"SignalIsKeptOnce", signalOnce},
 		{"SignalMakesAParkedSagaDue", signalParked},
@@ -806,6 +807,16 @@ func cancelParked(s *suite) {
 	s.len(recs, 1)
 	s.true(recs[0].CancelRequested)
 	s.equal("why wait", recs[0].CancelNote)
+}
+
+// cancelDue: a saga that is due already keeps its place among the due sagas.
+func cancelDue(s *suite) {
+	due := s.start(request("a")).WakeAt
+	time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Cancel: true})
+	s.noError(err)
+	s.equal(due.UnixMicro(), got.WakeAt.UnixMicro())
+	s.equal(due.UnixMicro(), s.load("a").WakeAt.UnixMicro())
 }
 
 func cancelEnded(s *suite) {
