@@ -191,8 +191,8 @@ type Store interface {
 	Messages(ctx context.Context, id string) ([]Message, error)
 
 	// Load returns the record of a saga. If it does not exist, the error is ErrNotFound, even if id cannot be an ID in
-	// this store, for example because it is not UTF-8: programs pass IDs from their clients. Post, History and List also
-	// treat such an ID as an ID that no saga has, without an error of the database.
+	// this store, for example because it is not UTF-8: programs pass IDs from their clients. Every method except Start
+	// also treats such an ID, or the Step of a ChildrenRequest, as one that no saga has, without an error of the database.
 	Load(ctx context.Context, id string) (Record, error)
 
 	// List returns a page of the sagas that the filter selects, by descending CreatedAt. Sagas with the same CreatedAt

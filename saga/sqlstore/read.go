@@ -34,6 +34,9 @@ func (s *tables) load(ctx context.Context, q sqldb.Querier, id, how string) (sto
 }
 
 func (s *tables) Messages(ctx context.Context, id string) ([]store.Message, error) {
+	if !isText(id) {
+		return nil, nil
+	}
 	rows, err := s.db.QueryContext(ctx, s.sql(signals), id)
 	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Message, err error) {
 		return sig, rows.Scan(&sig.Name, &sig.Payload)
@@ -59,6 +62,9 @@ func (s *tables) History(ctx context.Context, id string, after int64, limit int)
 }
 
 func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	if !isText(req.Parent) || !isText(req.Step) {
+		return nil, nil
+	}
 	// It merges index ranges: a plan of PostgreSQL for "status IN" may read all children.
 	limit := math.MaxInt32
 	if req.Limit > 0 {
@@ -230,8 +236,8 @@ func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 	return r, err
 }
 
-// isText reports whether a column can have s. PostgreSQL has no other texts: to look for one,
-// such as an id from a request, is an error that aborts the transaction.
+// isText reports whether a column of text can have the value s. PostgreSQL has no other texts: a statement with such a
+// parameter, for example an ID of a client, fails and aborts its transaction. A saga with that ID does not exist.
 func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }

@@ -101,6 +101,9 @@ func (s *tables) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq
 }
 
 func (s *tables) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+	if !isText(req.ID) {
+		return rc, store.ErrFenced
+	}
 	if s.batches == nil || req.Version != 0 { // a batch changes no version
 		rc, err = s.commitAlone(ctx, req)
 	} else {
@@ -121,6 +124,9 @@ func (s *tables) commitAlone(ctx context.Context, req store.CommitRequest) (rc s
 }
 
 func (s *tables) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
+	if !isText(req.ID) {
+		return store.Receipt{}, store.ErrFenced
+	}
 	rc, err := s.commit(ctx, tx, req)
 	if err == nil && due(&req, rc) {
 		err = s.tell(ctx, tx)
@@ -187,6 +193,7 @@ func changes(res sql.Result, err error) (bool, error) {
 
 func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
 	defer named("heartbeat", &err)
+	req.Held = slices.DeleteFunc(slices.Clone(req.Held), func(h store.Held) bool { return !isText(h.ID) })
 	if len(req.Held) == 0 {
 		return nil, nil
 	}

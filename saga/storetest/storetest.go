@@ -837,9 +837,25 @@ func loadNothing(s *suite) {
 		s.errorIs(err, store.ErrNotFound)
 		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Name: "paid"})
 		s.errorIs(err, store.ErrNotFound)
+		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id})
+		s.noError(err)
+		_, err = s.store.Commit(s.ctx, commit(store.Record{ID: id}))
+		s.errorIs(err, store.ErrFenced)
+		held := []store.Held{{ID: id, Epoch: 1}}
+		renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: held})
+		s.noError(err)
+		s.empty(renewed)
 		log, err := s.store.History(s.ctx, id, 0, 0)
 		s.noError(err)
 		s.empty(log)
+		messages, err := s.store.Messages(s.ctx, id)
+		s.noError(err)
+		s.empty(messages)
+		for _, req := range []store.ChildrenRequest{{Parent: id, Step: "parcels"}, {Parent: "order", Step: id}} {
+			children, err := s.store.Children(s.ctx, req)
+			s.noError(err)
+			s.empty(children)
+		}
 		for _, f := range []store.Filter{{}, {ID: id}, {Saga: id}} {
 			recs, next, err := s.store.List(s.ctx, f)
 			s.noError(err)
