@@ -99,8 +99,8 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 }
 
 // pick locks up to limit sagas of the queues, and returns their ids and owners. The sagas of crashed owners come first,
-// and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the rest among
-// the others.
+// and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the rest
+// among the others.
 func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
 	ids []string, owners map[string]string, err error,
 ) {
@@ -218,8 +218,8 @@ func (r *rotation) saw(many bool) {
 	r.many = many
 }
 
-// order puts the tenants, which are in the order of their names, in the order of their turns. The first turn of all has the
-// tenant whose saga has waited longest.
+// order puts the tenants, which are in the order of their names, in the order of their turns. The tenant whose saga has
+// waited longest has the first turn of all.
 func (r *rotation) order(tenants []tenant) []tenant {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -57,9 +57,11 @@ SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
 	{now}, {now})`
 
-	// A commit that does not release the saga has -1 in place of when it is due.
-	update = `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?,
-	last_error = ?, nonce = ?, updated_at = {now}, owner = CASE WHEN {int} < 0 THEN owner ELSE '' END,
+	// The version and the state are NULL if they do not change. A commit that does not release the saga has -1 in place of
+	// the time until it is due.
+	update = `UPDATE {p}saga SET status = ?, version = COALESCE({int}, version), data = COALESCE(?, data),
+	steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, updated_at = {now},
+	owner = CASE WHEN {int} < 0 THEN owner ELSE '' END,
 	wake_at = CASE WHEN {int} < 0 THEN wake_at WHEN woken THEN {now} ELSE {now} + ? END
 WHERE id = ? AND epoch = ? AND seq = ?`
 

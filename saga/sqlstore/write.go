@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
@@ -151,19 +149,16 @@ func wakeIn(req *store.CommitRequest) int64 {
 // commit waits for its row, and returns ErrFenced if that does not pass the fence.
 func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	due := wakeIn(&req)
+	version := sql.NullInt64{Int64: int64(req.Version), Valid: req.Version != 0}
 	args := []any{
-		string(req.Status), orNull(req.State), string(req.Progress), req.After(), req.Failures, req.Takeovers, req.LastError,
-		req.Nonce, due, due, due, req.ID, req.Epoch, req.Seq,
-	}
-	text := s.d.commit
-	if req.Version != 0 {
-		text = strings.Replace(text, "SET ", "SET version = "+strconv.Itoa(req.Version)+", ", 1)
+		string(req.Status), version, orNull(req.State), string(req.Progress), req.After(), req.Failures,
+		req.Takeovers, req.LastError, req.Nonce, due, due, due, req.ID, req.Epoch, req.Seq,
 	}
 	var row *sql.Row
 	if s.d.log == "" {
-		row = q.QueryRowContext(ctx, s.sql(text), append(args, jsonOf(numbered(req.Log, req.Seq)))...)
+		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, jsonOf(numbered(req.Log, req.Seq)))...)
 	} else {
-		switch changed, err := changes(q.ExecContext(ctx, s.sql(text), args...)); {
+		switch changed, err := changes(q.ExecContext(ctx, s.sql(s.d.commit), args...)); {
 		case err != nil:
 			return rc, err
 		case !changed:
