@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
 	store "github.com/go-resilience/resilience/saga/sagastore"
@@ -42,6 +43,9 @@ func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []stor
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
+	if err := s.limitLeases(ctx, req.LeaseTTL); err != nil {
+		return nil, err
+	}
 	queues, err := s.due(ctx, req)
 	if err != nil || len(queues) == 0 {
 		return nil, err
@@ -55,7 +59,8 @@ func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []stor
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		text, args := s.among(take, ids, req.Owner, req.Owner, req.LeaseTTL.Microseconds())
+		term := req.LeaseTTL.Microseconds()
+		text, args := s.among(take, ids, req.Owner, req.Owner, term, term)
 		if _, err := q.ExecContext(ctx, text, args...); err != nil {
 			return err
 		}
@@ -69,6 +74,39 @@ func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []stor
 		return err
 	})
 	return recs, err
+}
+
+// limitLeases makes each lease end as if it began now, if the database's clock went back. Otherwise the saga of an owner
+// that dies would not be due until the clock has caught up. An owner that lives renews its leases in this time. It does
+// nothing if it was called within the last interval.
+func (s *tables) limitLeases(ctx context.Context, interval time.Duration) error {
+	s.leases.Lock()
+	recently := time.Since(s.limited) < interval
+	if !recently {
+		s.limited = time.Now()
+	}
+	s.leases.Unlock()
+	if recently {
+		return nil
+	}
+	rows, err := s.db.QueryContext(ctx, s.sql(tooLong))
+	ids, err := collect(rows, err, scanID)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	return s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		if err := s.lock(ctx, q); err != nil {
+			return err
+		}
+		rows, err := q.QueryContext(ctx, s.sql(tooLong+"{skip}"))
+		ids, err := collect(rows, err, scanID)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		text, args := s.among(limitLease, ids)
+		_, err = q.ExecContext(ctx, text, args...)
+		return err
+	})
 }
 
 // due returns queues with due sagas that the request can have, of all tenants or of those whose turn is next.

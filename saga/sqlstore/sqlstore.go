@@ -66,7 +66,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
@@ -105,11 +107,14 @@ type tables struct {
 	prefix string
 	listen func(ctx context.Context, channel string, notify func()) error
 
-	batches   *batcher // of commits; nil on MySQL, where one may wait for the row of another
-	texts     *sqldb.Texts
-	prepared  *prepared    // nil on PostgreSQL, whose drivers prepare by themselves
-	turns     *turns       // of the writers of SQLite; nil on others
-	rotation  rotation     // of the tenants in Claim
+	batches  *batcher // of commits; nil on MySQL, where one may wait for the row of another
+	texts    *sqldb.Texts
+	prepared *prepared // nil on PostgreSQL, whose drivers prepare by themselves
+	turns    *turns    // of the writers of SQLite; nil on others
+	rotation rotation  // of the tenants in Claim
+
+	leases    sync.Mutex
+	limited   time.Time    // when limitLeases last did its work
 	isolation atomic.Value // the default one of PostgreSQL, once it is known
 }
 

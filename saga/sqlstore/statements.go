@@ -48,13 +48,13 @@ CREATE INDEX IF NOT EXISTS {p}saga_child ON {p}saga (parent, parent_step, status
 CREATE INDEX IF NOT EXISTS {p}saga_name ON {p}saga (name, status, created_at, id);
 CREATE INDEX IF NOT EXISTS {p}saga_time ON {p}saga (status, created_at, id);`
 
-	find = `SELECT ` + columns + `, woken FROM {p}saga WHERE 1 = 0;
+	find = `SELECT ` + columns + `, woken, turn, lease FROM {p}saga WHERE 1 = 0;
 SELECT saga_id, seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE 1 = 0;
 SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
 
 	insert = `INTO {p}saga (id, name, version, status, data, steps, seq, nonce, parent, parent_step, tenant, owner, epoch,
-	wake_at, complete_by, last_error, cancel_note, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
+	lease, wake_at, complete_by, last_error, cancel_note, created_at, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
 	{now}, {now})`
 
 	// The version and the state are NULL if they do not change. A commit that does not release the saga has -1 in place of
@@ -77,11 +77,18 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	// In an UPDATE of MySQL, an expression sees the columns that were set before it.
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
-	epoch = epoch + 1, woken = false, owner = ?, wake_at = {now} + ? WHERE id IN ({ids})`
+	epoch = epoch + 1, woken = false, owner = ?, lease = ?,
+	wake_at = {now} + ? WHERE id IN ({ids})`
 	taken = `SELECT {record} FROM {p}saga WHERE id IN ({ids})`
 
 	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
-	renew = `UPDATE {p}saga SET wake_at = {now} + ? WHERE id IN ({ids})`
+	renew = `UPDATE {p}saga SET lease = ?, wake_at = {now} + ? WHERE id IN ({ids})`
+
+	// If a lease ends later than a lease that begins now, the clock went back after it was written. The limit is for a
+	// transaction of a moment.
+	isTooLong  = ` AND {live} AND owned = 1 AND wake_at > {now} + lease`
+	tooLong    = `SELECT id FROM {by live} WHERE 1 = 1` + isTooLong + ` LIMIT 1000`
+	limitLease = `UPDATE {p}saga SET wake_at = {now} + lease WHERE id IN ({ids})` + isTooLong
 
 	cancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?, woken = true, updated_at = {now},
 	wake_at = CASE WHEN owner = '' AND wake_at > {now} THEN {now} ELSE wake_at END

@@ -44,7 +44,8 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 	complete := req.CompleteIn.Microseconds()
 	args := []any{
 		req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.State), string(req.Progress), len(req.Log), req.Nonce,
-		req.Parent, req.ParentStep, req.Tenant, req.Owner, epoch, due.Microseconds(), complete, complete,
+		req.Parent, req.ParentStep, req.Tenant, req.Owner, epoch, due.Microseconds(), due.Microseconds(),
+		complete, complete,
 	}
 	for {
 		if s.d.log == "" {
@@ -218,7 +219,8 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 		}
 		free, err := look("{skip}", ids)
 		if err == nil && len(free) > 0 {
-			text, args := s.among(renew, free, req.LeaseTTL.Microseconds())
+			term := req.LeaseTTL.Microseconds()
+			text, args := s.among(renew, free, term, term)
 			_, err = q.ExecContext(ctx, text, args...)
 		}
 		if err == nil && len(epochs) > 0 && s.d.lock == "" { // a locked row is read as it was last committed

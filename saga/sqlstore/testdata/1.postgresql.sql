@@ -2,6 +2,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	version          bigint   NOT NULL,
 	epoch            bigint   NOT NULL,
 	wake_at          bigint   NOT NULL,
+	lease            bigint   NOT NULL DEFAULT 0,
 	complete_by      bigint   NOT NULL DEFAULT 0,
 	failures         bigint   NOT NULL DEFAULT 0,
 	takeovers        bigint   NOT NULL DEFAULT 0,

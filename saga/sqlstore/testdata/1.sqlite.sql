@@ -13,6 +13,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	owner            text    NOT NULL,
 	epoch            integer NOT NULL,
 	wake_at          integer NOT NULL,
+	lease            integer NOT NULL DEFAULT 0,
 	complete_by      integer NOT NULL DEFAULT 0,
 	failures         integer NOT NULL DEFAULT 0,
 	takeovers        integer NOT NULL DEFAULT 0,
