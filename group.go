@@ -84,6 +84,7 @@ type member[P any] struct {
 	// each member. Storing inUse takes 16 bytes for each member, so the rest of the description is not
 	// stored.
 	inUse func() bool
+	unpin func(error) // unpins the member at the end of a call's work; a field, because each call would allocate it
 }
 
 // NewGroup returns a Group that creates its members with newMember. newMember must be fast and must not use
@@ -96,9 +97,10 @@ func NewGroup[K comparable, P interface {
 	}
 	g := &Group[K, P]{evicted: make(map[string]float64)}
 	g.table = keyed.NewTable(keyed.Rule[K, member[P]]{
-		Make: func(key K, m *member[P]) {
-			m.policy = newMember(key)
-			g.prepare(key, m)
+		Make: func(m *keyed.Member[K, member[P]]) {
+			m.Value.policy = newMember(m.Key)
+			m.Value.unpin = func(error) { g.table.Unpin(m) }
+			g.prepare(m.Key, &m.Value)
 		},
 		InUse:      func(m *member[P]) bool { return m.inUse != nil && m.inUse() },
 		Evict:      g.evict,
@@ -158,7 +160,7 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	}
 	return linger.WorkOf(ctx).Observe(ctx, func(ctx context.Context) error {
 		return m.Value.policy.Do(ctx, fn)
-	}, func(error) { g.table.Unpin(m) })
+	}, m.Value.unpin)
 }
 
 // By returns a Middleware that runs each call under the member for key(ctx), where ctx is the call's ctx.

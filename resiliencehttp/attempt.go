@@ -38,7 +38,8 @@ type call struct {
 	last       *attempt      // the latest attempt with a response
 	chosen     bool          // no other attempt may replace last
 	inner      *call         // the call of a Transport inside Base whose policies hold resources; usually nil
-	first      attempt       // the first attempt, which saves an allocation
+	first      attempt       // the first attempt; a field saves an allocation
+	delivered  deliveredCtx  // of the response's Request; a field saves an allocation
 }
 
 type callKey struct{}
@@ -56,6 +57,19 @@ func (c *call) Value(key any) any {
 		return c
 	}
 	return c.Context.Value(key)
+}
+
+// A deliveredCtx is the ctx of a response's Request, from which ReportFailure gets the call.
+type deliveredCtx struct {
+	context.Context
+	call *call
+}
+
+func (d *deliveredCtx) Value(key any) any {
+	if key == (callKey{}) {
+		return d.call
+	}
+	return d.Context.Value(key)
 }
 
 // makeAttempt is the innermost function, which the policies wrap. It sends the request of the call in ctx.
@@ -139,7 +153,7 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 		c.hedging.add(&a.route)
 	}
 	if t.headerPassed != nil {
-		a.route.moved = a.moved
+		a.route.attempt = a
 	}
 	a.Context = a.route.watch(ctx) // inside a: a ctx around a would hide the method AfterFunc
 	if !limited {
@@ -349,13 +363,12 @@ func (a *attempt) Value(key any) any {
 	case a.call.t: // a.call.t has sent the request: see Transport.mayLeadBack
 		return true
 	}
-	if a.own == nil || a.own.Err() == nil {
-		return a.Context.Value(key)
+	if a.own != nil && a.own.Err() != nil {
+		if v := a.own.Value(key); v == any(a.own) {
+			return v // context.Cause must find the cause of own, not the cause of the policies' ctx
+		}
 	}
-	if v := context.WithoutCancel(a.Context).Value(key); v != nil {
-		return v
-	}
-	return a.own.Value(key) // context.Cause must find the cause of own, not the cause of the policies' ctx
+	return a.Context.Value(key)
 }
 
 // AfterFunc calls f when a is done. If a type has this method, package context cancels derived ctxs with the result of
@@ -593,7 +606,8 @@ func (a *attempt) deliver() *http.Response {
 			if inner := callOf(ctx); inner != callOf(c.caller) {
 				c.inner = inner
 			}
-			a.resp.Request = a.resp.Request.WithContext(context.WithValue(ctx, callKey{}, c))
+			c.delivered = deliveredCtx{ctx, c}
+			a.resp.Request = a.resp.Request.WithContext(&c.delivered)
 		}
 	}
 	return a.resp

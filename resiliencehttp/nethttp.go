@@ -38,8 +38,9 @@ const (
 // A route records how a request gets its connection. Its httptrace hooks may be called on several goroutines, and after
 // RoundTrip has returned.
 type route struct {
-	pooled bool        // the request may have to wait for a connection even if none is being dialed
-	moved  func(stage) // called when the stage changes, with mu held; may be nil
+	pooled  bool     // the request may have to wait for a connection even if none is being dialed
+	attempt *attempt // is notified, with mu held, when the stage changes; may be nil
+	trace   httptrace.ClientTrace
 
 	mu    sync.Mutex
 	stage stage
@@ -59,7 +60,7 @@ func pooled(base http.RoundTripper) bool {
 
 // watch returns ctx with the hooks that update r.
 func (r *route) watch(ctx context.Context) context.Context {
-	trace := &httptrace.ClientTrace{
+	r.trace = httptrace.ClientTrace{
 		GetConn: func(string) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -93,9 +94,9 @@ func (r *route) watch(ctx context.Context) context.Context {
 		},
 	}
 	if r.pooled {
-		trace.DNSStart = func(httptrace.DNSStartInfo) { r.dials() }
-		trace.ConnectStart = func(string, string) { r.dials() }
-		trace.WroteHeaders = func() {
+		r.trace.DNSStart = func(httptrace.DNSStartInfo) { r.dials() }
+		r.trace.ConnectStart = func(string, string) { r.dials() }
+		r.trace.WroteHeaders = func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if r.has {
@@ -104,7 +105,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 			}
 		}
 	}
-	return httptrace.WithClientTrace(ctx, trace)
+	return httptrace.WithClientTrace(ctx, &r.trace)
 }
 
 // dials moves r from waiting to dialing. A dial may start even if the request has got another connection by then; r
@@ -120,8 +121,8 @@ func (r *route) dials() {
 // move moves r to a stage. The caller holds mu.
 func (r *route) move(s stage) {
 	r.stage = s
-	if r.moved != nil {
-		r.moved(s)
+	if r.attempt != nil {
+		r.attempt.moved(s)
 	}
 }
 

@@ -43,8 +43,11 @@ func hostOf(req *http.Request) string {
 		return ""
 	}
 	host, port := strings.TrimSuffix(strings.ToLower(req.URL.Hostname()), "."), req.URL.Port()
-	if port = cmp.Or(port, ports[req.URL.Scheme]); port == "" {
+	switch port = cmp.Or(port, ports[req.URL.Scheme]); {
+	case port == "":
 		return host
+	case strings.HasPrefix(req.URL.Host, host) && len(req.URL.Host) == len(host)+len(":")+len(port):
+		return req.URL.Host // it has this form, and joining would allocate it anew
 	}
 	return net.JoinHostPort(host, port)
 }

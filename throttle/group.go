@@ -73,7 +73,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	})
 	filled := g.setting.Load()
 	g.table = keyed.NewTable(keyed.Rule[K, meter]{
-		Make:      func(K, *meter) {},
+		Make:      func(*keyed.Member[K, meter]) {},
 		InUse:     func(m *meter) bool { return !g.idle(m) },
 		Evict:     func(*meter) { g.evicted.Add(1) },
 		MaxKeys:   filled.MaxKeys,

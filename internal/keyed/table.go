@@ -12,8 +12,9 @@ import (
 // A Rule configures how a [Table] creates and evicts its members. The table is locked during calls to Make,
 // InUse and Evict. These functions must be fast and must not use the table.
 type Rule[K comparable, V any] struct {
-	// Make initializes the value of a new member. v stays valid, and is later passed to InUse and Evict.
-	Make func(key K, v *V)
+	// Make initializes the Value of a new member, whose Key is set. A pointer to the Value stays valid, and is later
+	// passed to InUse and Evict.
+	Make func(m *Member[K, V])
 	// InUse reports whether an eviction would lose more than the member's counters, such as the state of an
 	// open breaker. If InUse is nil, no unpinned member is in use.
 	InUse func(v *V) bool
@@ -74,7 +75,7 @@ var began = time.Now()
 func NewTable[K comparable, V any](rule Rule[K, V]) *Table[K, V] {
 	t := &Table[K, V]{rule: rule, members: make(map[K]*Member[K, V])}
 	t.ends.prev, t.ends.next = &t.ends, &t.ends
-	rule.Make(t.overflow.Key, &t.overflow.Value)
+	rule.Make(&t.overflow)
 	return t
 }
 
@@ -125,7 +126,7 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 		}
 		key = detach(key)
 		m = &Member[K, V]{Key: key}
-		t.rule.Make(key, &m.Value)
+		t.rule.Make(m)
 		t.members[key] = m
 		m.linkBefore(&t.ends)
 		m.used.Store(int64(now))

@@ -23,7 +23,7 @@ type counted struct {
 
 func newTable(maxKeys int, idle time.Duration, evicted *[]int) *keyed.Table[int, *counted] {
 	return keyed.NewTable(keyed.Rule[int, *counted]{
-		Make:  func(key int, c **counted) { *c = &counted{key: key} },
+		Make:  func(m *keyed.Member[int, *counted]) { m.Value = &counted{key: m.Key} },
 		InUse: func(c **counted) bool { return (*c).inUse },
 		Evicted: func(c *counted) {
 			if evicted != nil {
@@ -86,18 +86,20 @@ func TestTableEvictsIdleMembersAtInserts(t *testing.T) {
 }
 
 func TestTableGivesNaNTheOverflow(t *testing.T) {
-	table := keyed.NewTable(keyed.Rule[float64, int]{Make: func(float64, *int) {}, MaxKeys: 10})
+	table := keyed.NewTable(keyed.Rule[float64, int]{
+		Make: func(*keyed.Member[float64, int]) {}, MaxKeys: 10,
+	})
 	require.Same(t, table.Overflow(), table.Pin(math.NaN()))
 	require.Zero(t, table.Len())
 }
 
 func TestTableIsUnchangedIfMakePanics(t *testing.T) {
 	fail := false
-	table := keyed.NewTable(keyed.Rule[int, int]{Make: func(key int, v *int) {
+	table := keyed.NewTable(keyed.Rule[int, int]{Make: func(m *keyed.Member[int, int]) {
 		if fail {
 			panic("no")
 		}
-		*v = key
+		m.Value = m.Key
 	}, MaxKeys: 10})
 	fail = true
 	require.Panics(t, func() { table.Pin(1) })
@@ -110,7 +112,7 @@ func TestTableLosesNoMemberIfInUsePanics(t *testing.T) {
 	panics := true
 	var evicted []int
 	table := keyed.NewTable(keyed.Rule[int, int]{
-		Make:    func(key int, v *int) { *v = key },
+		Make:    func(m *keyed.Member[int, int]) { m.Value = m.Key },
 		InUse:   func(*int) bool { return panics && func() bool { panics = false; panic("in use") }() },
 		Evicted: func(key int) { evicted = append(evicted, key) },
 		MaxKeys: 3, IdleAfter: -1,
@@ -308,7 +310,7 @@ func TestTableUnderStress(t *testing.T) {
 	type tally struct{ pins, uses atomic.Int64 }
 	var evictedUses atomic.Int64
 	table := keyed.NewTable(keyed.Rule[int, tally]{
-		Make: func(int, *tally) {},
+		Make: func(*keyed.Member[int, tally]) {},
 		Evict: func(v *tally) {
 			if n := v.pins.Load(); n != 0 {
 				t.Errorf("evicted under %d pins", n)

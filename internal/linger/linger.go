@@ -27,7 +27,7 @@ type Work struct {
 	phase  phase
 	stream stream         // nil unless the work is a stream
 	ends   []func(error)  // the functions to call when the work ends
-	few    [4]func(error) // the backing array of ends, for up to four functions
+	few    [6]func(error) // the backing array of ends; the policies of resiliencehttp.NewTransport have five functions
 	err    error          // the error that was passed to End
 }
 
