@@ -79,15 +79,16 @@ func (l *lastHeard) before(r *route) bool {
 
 // abandon makes Base use conn for no other request. Concurrent calls for conn wait until the first has returned.
 func (t *Transport) abandon(conn net.Conn, req *http.Request) {
-	once, known := t.abandoned.LoadOrStore(conn, new(sync.Once))
-	if !known {
-		time.AfterFunc(abandonedFor, func() { t.abandoned.Delete(conn) })
+	abandoned := make(chan struct{})
+	if first, known := t.abandoned.LoadOrStore(conn, abandoned); known {
+		<-first.(chan struct{}) // not a sync.Once: in a bubble of testing/synctest, time would not advance
+		return
 	}
-	once.(*sync.Once).Do(func() {
-		if base, ok := t.base().(*http.Transport); ok && multiplexed(base, conn) {
-			closeAfterStreams(base, conn, req)
-		} else {
-			t.CloseIdleConnections() // idle connections to the same server may be lost also
-		}
-	})
+	defer close(abandoned)
+	time.AfterFunc(abandonedFor, func() { t.abandoned.Delete(conn) })
+	if base, ok := t.base().(*http.Transport); ok && multiplexed(base, conn) {
+		closeAfterStreams(base, conn, req)
+	} else {
+		t.CloseIdleConnections() // idle connections to the same server may be lost also
+	}
 }

@@ -123,6 +123,36 @@ func TestDeadlineAbandonsASilentConnection(t *testing.T) {
 	}
 }
 
+// The connection has no stream left for the request that abandons it, and dials hang. Callers that time out meanwhile
+// wait for that request. The test hangs if time stands still while they wait.
+func TestCallersWaitForAnAbandonment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, wires["HTTP/2"]())
+		dial := c.base.DialContext
+		c.base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if c.moved.Load() {
+				time.Sleep(10 * time.Second)
+			}
+			return dial(ctx, network, addr)
+		}
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		c.moved.Store(true)
+		start := time.Now()
+		var wg sync.WaitGroup
+		for n := range 300 { // more than the 250 streams that net/http's server allows
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Duration(n)*100*time.Microsecond)
+				defer cancel()
+				require.ErrorIs(t, fetch(ctx, client, "http://a/"), context.DeadlineExceeded)
+			})
+		}
+		wg.Wait()
+		require.Less(t, time.Since(start), 1200*time.Millisecond)
+		time.Sleep(10 * time.Second) // for the dials
+	})
+}
+
 // A connection that was dialed for the attempt is not abandoned: the server is slow, and not the connection stale.
 func TestNewConnectionIsNotAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

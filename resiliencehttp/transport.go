@@ -156,7 +156,7 @@ type Transport struct {
 	mayLeadBack bool                   // sender is no transport of net/http, and may forward to this Transport
 	wrapped     func() resilience.Func // panics each time if Middleware panicked
 	closing     atomic.Bool            // CloseIdleConnections is running
-	abandoned   sync.Map               // maps net.Conn to *sync.Once
+	abandoned   sync.Map               // maps net.Conn to chan struct{}, which is closed when abandon has returned
 	lastHeard   lastHeard              // when the connections of hedged requests last had a response
 
 	// The causes of time limits; nil if there is no limit. Only NewTransport sets the first two. They limit a
