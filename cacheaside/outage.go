@@ -38,7 +38,7 @@ var errPaused = errors.New("the Store failed less than ErrorPause ago")
 type outage struct {
 	shards [256]struct {
 		state    shardState
-		hung     bool          // its last failure was slow
+		hung     bool          // it is down, and counts as hung since its last failure
 		answered time.Duration // when its last successful call returned
 	}
 	down int                          // number of shards that are down
@@ -74,25 +74,27 @@ func (o *outage) succeed(shard uint8, now time.Duration) {
 	s.state, s.answered = shardUp, now
 }
 
-// fail records a failed call that started at began. If the call hung and its shard was up, the other shards become
-// suspects, except for the shards that have answered in the second half of the call.
+// fail records a failed call that started at began. If the Store has begun to hang, then all shards that are down count
+// as hung, and the others become suspects, except for the shards that have answered in the second half of the call.
 func (o *outage) fail(shard uint8, began, now, pause time.Duration) {
 	s := &o.shards[shard]
-	was := s.state
+	was, hung := s.state, now-began >= slowFailure
+	begins := hung && (was == shardUp || was == shardDown && !s.hung)
+	s.state, s.hung = shardDown, hung
 	if was != shardDown {
 		o.down++
 	}
-	s.state, s.hung = shardDown, now-began >= slowFailure
-	if was != shardUp {
-		return // admit has begun the pause
+	if was == shardUp || begins { // otherwise admit has started the pause
+		o.next[shardDown] = later(now, pause)
 	}
-	o.next[shardDown] = later(now, pause)
-	if !s.hung {
+	if !begins {
 		return
 	}
 	for i := range o.shards {
-		if s := &o.shards[i]; s.state == shardUp && s.answered <= began+(now-began)/2 {
+		s := &o.shards[i]
+		if s.state == shardUp && s.answered <= began+(now-began)/2 {
 			s.state = shardSuspect
 		}
+		s.hung = s.state == shardDown
 	}
 }

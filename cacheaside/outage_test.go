@@ -13,37 +13,57 @@ const (
 	outageHang  = 250 * time.Millisecond
 )
 
-// outageRun makes calls one after the other against shards that hang, and counts those that wait.
+// An outageRun calls shards one after the other, and advances its clock.
 type outageRun struct {
 	outage
 	now   time.Duration
-	hangs func(shard uint8) bool
+	takes func(shard uint8) time.Duration // duration of a call that fails; 0 if the call succeeds
 }
 
-func (r *outageRun) call(shard uint8) (made, waited bool) {
-	if !r.admit(shard, r.now, outagePause) {
+// call reports whether the outage admits a call, and whether the call hangs.
+func (r *outageRun) call(shard uint8, change bool) (admitted, hangs bool) {
+	admit := r.admit
+	if change {
+		admit = r.admitChange
+	}
+	if !admit(shard, r.now, outagePause) {
 		return false, false
 	}
-	began := r.now
-	if r.hangs(shard) {
-		r.now += outageHang
+	began, takes := r.now, r.takes(shard)
+	if takes > 0 {
+		r.now += takes
 		r.fail(shard, began, r.now, outagePause)
-		return true, true
+		return true, takes >= slowFailure
 	}
 	r.now += time.Millisecond
 	r.succeed(shard, r.now)
 	return true, false
 }
 
-// Any sequence of calls waits at most twice in each pause, and all shards are used again after the outage.
+// In each pause, at most two calls wait for shards that hang, even if the shards have refused calls before. After the
+// outage, all shards are called again.
 func TestOutageWaitsTwiceInEachPause(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		from := uint8(random.IntN(64)) // shards from here on hang
-		r := outageRun{now: time.Hour, hangs: func(shard uint8) bool { return shard >= from }}
+		from := uint8(random.IntN(64)) // shards from here on fail
+		r := outageRun{now: time.Hour, takes: func(shard uint8) time.Duration {
+			if shard >= from {
+				return time.Millisecond
+			}
+			return 0
+		}}
+		for range random.IntN(200) {
+			r.call(uint8(random.IntN(64)), random.IntN(2) == 0)
+		}
+		r.takes = func(shard uint8) time.Duration {
+			if shard >= from {
+				return outageHang
+			}
+			return 0
+		}
 		var waits []time.Duration
 		for range 2000 {
-			if _, waited := r.call(uint8(random.IntN(64))); waited {
+			if _, hangs := r.call(uint8(random.IntN(64)), random.IntN(2) == 0); hangs {
 				waits = append(waits, r.now)
 			}
 			r.now += time.Duration(random.Int64N(int64(20 * time.Millisecond)))
@@ -52,16 +72,15 @@ func TestOutageWaitsTwiceInEachPause(t *testing.T) {
 			require.GreaterOrEqual(t, waits[i]-waits[i-2], outagePause, "seed %d", seed)
 		}
 		for shard := range from {
-			made, _ := r.call(shard)
-			if r.shards[shard].state == shardUp {
-				require.True(t, made, "seed %d shard %d", seed, shard)
-			}
+			up := r.shards[shard].state == shardUp
+			admitted, _ := r.call(shard, false)
+			require.True(t, admitted || !up, "seed %d shard %d", seed, shard)
 		}
-		r.hangs = func(uint8) bool { return false }
+		r.takes = func(uint8) time.Duration { return 0 }
 		r.now += 2 * outagePause
 		for shard := range uint8(64) {
-			made, _ := r.call(shard)
-			require.True(t, made, "seed %d shard %d", seed, shard)
+			admitted, _ := r.call(shard, false)
+			require.True(t, admitted, "seed %d shard %d", seed, shard)
 		}
 		require.Zero(t, r.down)
 	}
@@ -92,11 +111,22 @@ func TestOutageTransitions(t *testing.T) {
 		},
 		"suspect answers": {one(func(o *outage) { slow(o); o.admit(2, at+outageHang, outagePause); o.succeed(2, at) }),
 			3, shardSuspect, 0},
+		"refused before": {
+			one(func(o *outage) { o.fail(2, at-1, at-1, outagePause); slow(o) }), 2, shardDown, outageHang + outagePause,
+		},
+		"up while it hangs again": {
+			one(func(o *outage) {
+				slow(o)
+				o.succeed(2, at+outageHang)
+				o.fail(1, at+outagePause, at+outagePause+outageHang, outagePause)
+				o.fail(3, at+outagePause, at+outagePause+outageHang, outagePause)
+			}), 2, shardUp, 0,
+		},
 	} {
 		require.Equal(t, test.want, test.o.shards[test.shard].state, name)
 		if test.admitted > 0 {
-			require.False(t, test.o.admit(test.shard, at+test.admitted-1, outagePause), name)
+			require.False(t, test.o.admitChange(test.shard, at+test.admitted-1, outagePause), name)
 		}
-		require.True(t, test.o.admit(test.shard, at+test.admitted, outagePause), name)
+		require.True(t, test.o.admitChange(test.shard, at+test.admitted, outagePause), name)
 	}
 }

@@ -2,6 +2,7 @@ package cacheaside_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,17 +66,26 @@ func TestHangingStoreKeepsTwoWaiting(t *testing.T) {
 			require.Len(t, values, 60)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c, conn := hanging(newSource())
-				defer c.Close()
-				for range 3 {
-					start := time.Now()
-					do(t, c)
-					require.LessOrEqual(t, time.Since(start), 2*conn.hangs)
-					time.Sleep(1100 * time.Millisecond)
-				}
+		for _, refused := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", refused before ", refused), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c, conn := hanging(newSource())
+					defer c.Close()
+					if hangs := conn.hangs; refused { // as when a process has died, and then its machine
+						conn.hangs = 0
+						for key := range 60 {
+							write(t, c, key)
+						}
+						conn.hangs = hangs
+					}
+					for range 3 {
+						start := time.Now()
+						do(t, c)
+						require.LessOrEqual(t, time.Since(start), 2*conn.hangs)
+						time.Sleep(1100 * time.Millisecond)
+					}
+				})
 			})
-		})
+		}
 	}
 }
