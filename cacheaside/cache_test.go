@@ -274,7 +274,8 @@ func TestPanicGoexitAndHangBecomeErrors(t *testing.T) {
 		start := time.Now()
 		all(func(err error) {
 			var timeout *cacheaside.TimeoutError
-			if !errors.As(err, &timeout) || !errors.Is(err, context.DeadlineExceeded) || !timeout.Timeout() || time.Since(start) != 2*time.Second {
+			if !errors.As(err, &timeout) || !errors.Is(err, context.DeadlineExceeded) || !timeout.Timeout() ||
+				time.Since(start) != 2*time.Second {
 				t.Errorf("slow: %v after %v", err, time.Since(start))
 			}
 		})
@@ -295,7 +296,7 @@ func TestPanicGoexitAndHangBecomeErrors(t *testing.T) {
 	})
 }
 
-// Close waits for what is told of a load that took too long, also if the load has returned.
+// Close waits for the observers of a load that timed out, even if the load has returned.
 func TestCloseWaitsForTimeoutObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// A notifier is a Store whose subscription a test controls.
+// A notifier is a Store that passes the test the function that reports changes.
 type notifier struct {
 	cacheaside.Store
 	changed chan func(string)
@@ -24,8 +24,8 @@ func (n notifier) Watch(ctx context.Context, up func(), heard func(string)) erro
 	return ctx.Err()
 }
 
-// After Capacity was raised, a change of one key ends few other entries, and the change of a key still ends its entry,
-// whether it was loaded before or after.
+// After Update has raised Capacity, a change of one key invalidates few other entries. The change of a key still
+// invalidates its entry, whether that was loaded before or after the Update.
 func TestRaisedCapacitySeparatesEntries(t *testing.T) {
 	n := notifier{newFakeStore().connect(), make(chan func(string), 1)}
 	many := func(_ context.Context, keys []int) (map[int]int, error) {
@@ -57,9 +57,9 @@ func TestRaisedCapacitySeparatesEntries(t *testing.T) {
 		}
 		return n
 	}
-	heard("another") // there are times of changes to carry over
+	heard("another") // the new buckets take over the times of changes
 	load(0, 1000)
-	for _, capacity := range []int{200_000, 100_000} { // a smaller one keeps the number of buckets
+	for _, capacity := range []int{200_000, 100_000} { // a smaller Capacity does not change the number of buckets
 		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Capacity = capacity }))
 	}
 	load(1000, 4000)

@@ -137,7 +137,7 @@ type sloppy int
 
 func (sloppy) String() string { return "sloppy" }
 
-func TestPlainKeysAreWrittenAsTheyAre(t *testing.T) {
+func TestPlainKeysAreUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[sloppy, int]{
@@ -192,7 +192,7 @@ func TestJitterShortensTheTTL(t *testing.T) {
 
 // XFetch refreshes when -ln(u) x beta x delta reaches the time left, that is with
 // probability exp(-left / (beta x delta)).
-func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
+func TestRefreshAheadDistribution(t *testing.T) {
 	n := 4000
 	if testing.Short() {
 		n = 1000
@@ -219,7 +219,7 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 				}
 				_, err := c.GetMany(t.Context(), keys)
 				require.NoError(t, err)
-				time.Sleep(99*time.Second - left) // a second has passed loading
+				time.Sleep(99*time.Second - left) // the load has taken a second
 				loads.Store(0)
 				slow = false
 				for i := range n {
@@ -228,14 +228,14 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 				synctest.Wait()
 				p := math.Exp(-left.Seconds() / beta)
 				require.InDelta(t, p*float64(n), loads.Load(), 6*math.Sqrt(float64(n)*p*(1-p))+1)
-				require.Equal(t, int64(n), c.Stats().Hits, "served meanwhile")
+				require.Equal(t, int64(n), c.Stats().Hits, "served during the refresh")
 			})
 		}
 	}
 }
 
-// The Store tells other processes how long the load of a value took.
-func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
+// A value in the Store has the duration of its load, so RefreshAhead works in other processes.
+func TestRefreshAheadOfStoredValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		shared := newFakeStore()
@@ -275,8 +275,8 @@ func TestCapacityBoundsEntries(t *testing.T) {
 		cfg  cacheaside.Config[int, int]
 		most int64
 	}{
-		"entries":    {cacheaside.Config[int, int]{Load: load, Capacity: 100}, 100},
-		"by default": {cacheaside.Config[int, int]{Load: load}, 10_000},
+		"entries":     {cacheaside.Config[int, int]{Load: load, Capacity: 100}, 100},
+		"the default": {cacheaside.Config[int, int]{Load: load}, 10_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := cacheaside.New(test.cfg)
@@ -339,9 +339,9 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 	})
 }
 
-// What has ended when its load returns is not kept, and neither is what is not to be.
+// A value that has expired when its load returns is not cached, and neither is a value with a TTL of zero.
 func TestExpiredValueIsNotCached(t *testing.T) {
-	for name, ttl := range map[string]time.Duration{"at once": 0, "with its load": time.Second} {
+	for name, ttl := range map[string]time.Duration{"already expired": 0, "expires with the load": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, k int) (int, error) {
@@ -423,7 +423,7 @@ func TestDoneContextIsHonored(t *testing.T) {
 	_, err = c.GetMany(ctx, []int{1})
 	require.ErrorIs(t, err, cause)
 	require.ErrorIs(t, c.Write(ctx, 1, func(context.Context) error { panic("called") }), cause)
-	require.NoError(t, c.Invalidate(ctx, 1), "memory is told whatever ctx")
+	require.NoError(t, c.Invalidate(ctx, 1), "memory is invalidated even if ctx is done")
 }
 
 func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
@@ -457,7 +457,8 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 				<-ctx.Done()
 				return 0, context.Cause(ctx)
 			},
-			Store: watchedIf(capacity == 0, conn), StaleWhileRevalidate: time.Minute, TTL: 1, Jitter: cacheaside.None, ErrorPause: time.Millisecond,
+			Store: watchedIf(capacity == 0, conn), StaleWhileRevalidate: time.Minute, TTL: 1, Jitter: cacheaside.None,
+			ErrorPause: time.Millisecond,
 		})
 		var wg sync.WaitGroup
 		for i := range 100 {
@@ -471,7 +472,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 		for c.Tracked() < 2*50 {
 			runtime.Gosched()
 		}
-		require.NoError(t, c.Invalidate(t.Context(), 60)) // overtaken flights too
+		require.NoError(t, c.Invalidate(t.Context(), 60)) // detaches a flight
 		conn.fail()
 		require.Error(t, c.Invalidate(t.Context(), 1))
 		require.Error(t, c.Close())
@@ -519,7 +520,9 @@ func TestEventsHaveKeyAndName(t *testing.T) {
 	_, err := c.Get(t.Context(), 2)
 	require.ErrorIs(t, err, errLoad)
 	require.Len(t, log.events, 2)
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoaded, Key: 1, Took: log.events[0].Took}, log.events[0])
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoadFailed, Key: 2, Err: errLoad, Took: log.events[1].Took}, log.events[1])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoaded, Key: 1, Took: log.events[0].Took},
+		log.events[0])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoadFailed, Key: 2, Err: errLoad,
+		Took: log.events[1].Took}, log.events[1])
 	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{Operation: "load"}).Error(), "cacheaside: load timed out"))
 }

@@ -83,10 +83,10 @@ func ExampleNew() {
 		Name:         "users",
 		Load:         func(_ context.Context, id int) (string, error) { return fmt.Sprint("user ", id), nil },
 		TTL:          time.Minute,
-		StaleIfError: time.Hour, // if the database fails
+		StaleIfError: time.Hour, // used if the database fails
 	})
 	defer users.Close()
-	cfg := users.Config() // with defaults
+	cfg := users.Config() // the Config with its defaults
 	fmt.Println(cfg.TTL, cfg.StaleIfError, cfg.Jitter, cfg.LoadTimeout, cfg.Capacity)
 	// Output: 1m0s 1h0m0s 0.1 30s 10000
 }

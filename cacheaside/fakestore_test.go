@@ -14,8 +14,7 @@ import (
 
 var errStore = errors.New("the store is down")
 
-// fakeStore is the simplest Store. Several fakeConns share it. Its time is that of the
-// test's bubble.
+// A fakeStore is the simplest Store. Several fakeConns share it. It uses the bubble's clock.
 type fakeStore struct {
 	mu          sync.Mutex
 	items       map[string]*fakeItem
@@ -39,7 +38,7 @@ type fakeValue struct {
 	generation, filled string
 	token              string
 	leased             time.Time
-	failed             time.Time // when a load last failed
+	failed             time.Time // time of the last failed load
 	failures           int
 }
 
@@ -58,7 +57,7 @@ type fakeConn struct {
 	mu      sync.Mutex
 	failing bool
 	broken  map[uint8]bool // shards that fail
-	hangs   time.Duration  // how long a failing call takes
+	hangs   time.Duration  // duration of a call that fails
 	lost    chan struct{}  // closed to end the subscription
 }
 
@@ -241,7 +240,8 @@ func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool
 		is := it.of(v.Version)
 		ok := it.epoch == c.epoch && !it.fenced() && v.Grant != "" && (v.Grant == is.generation || v.Grant == is.filled)
 		if ok && v.Grant == is.generation {
-			*is = fakeValue{value: v.Value, fresh: now.Add(v.Fresh), keep: now.Add(v.Keep), filled: v.Grant, failures: is.failures}
+			*is = fakeValue{value: v.Value, fresh: now.Add(v.Fresh), keep: now.Add(v.Keep), filled: v.Grant,
+				failures: is.failures}
 		}
 		current = append(current, ok)
 	}
@@ -362,7 +362,7 @@ func (c *fakeConn) Watch(ctx context.Context, up func(), heard func(string)) err
 	}
 }
 
-// An unwatched Store has no subscription, so that nothing is kept in memory.
+// An unwatched Store has no subscription, so memory is not used.
 type unwatched struct{ cacheaside.Store }
 
 func (unwatched) Watch(ctx context.Context, _ func(), _ func(string)) error {

@@ -18,10 +18,9 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A load that fails has failed for all who wait for it, in every process: nobody waits for one
-// load after the other.
+// A load that fails fails for all callers that wait for it, in every process. No caller waits for several loads.
 func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
-	for name, old := range map[string]bool{"nothing to serve": false, "an old value": true} {
+	for name, old := range map[string]bool{"nothing to serve": false, "with a stale value": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const takes = 2 * time.Second
@@ -31,7 +30,8 @@ func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 				var caches []*cacheaside.Cache[int, int]
 				for range 12 {
 					c := cacheaside.New(cacheaside.Config[int, int]{
-						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second, Store: shared.connect(),
+						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second,
+						Store: shared.connect(),
 						Load: func(context.Context, int) (int, error) {
 							if failing.Load() {
 								loads.Add(1)
@@ -62,14 +62,14 @@ func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				require.LessOrEqual(t, time.Since(begun), takes*3/2, "the last to hear")
+				require.LessOrEqual(t, time.Since(begun), takes*3/2, "the slowest process")
 				require.Equal(t, int64(1), loads.Load())
-				if old { // and in the pause none loads again
+				if old { // during the pause, no process loads again
 					for _, c := range caches {
 						mustGet(t, c, 1)
 					}
 					require.Equal(t, int64(1), loads.Load())
-				} else { // which does not fail those who call later
+				} else { // the failure does not affect later calls
 					failing.Store(false)
 					require.Equal(t, 1, mustGet(t, caches[5], 1))
 				}
@@ -80,7 +80,7 @@ func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 
 // While a process deploys a new Version, with another type of key, each Version is loaded once,
 // and an invalidation by either reaches both.
-func TestVersionsLiveSideBySide(t *testing.T) {
+func TestVersionsShareAStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type id struct{ n int }
 		shared := newFakeStore()
@@ -128,8 +128,8 @@ func TestVersionsLiveSideBySide(t *testing.T) {
 	})
 }
 
-// A Load that reads a replica may read what was before a change. It is kept no longer than the
-// replica may lag.
+// A Load that reads a replica may return a value from before a change. This value is served only while the replica may
+// lag.
 func TestLagLimitsReplicaReads(t *testing.T) {
 	const lag = 2 * time.Second
 	type cache = *cacheaside.Cache[int, int]
@@ -149,12 +149,12 @@ func TestLagLimitsReplicaReads(t *testing.T) {
 			_ = commit(t.Context())
 			require.NoError(t, c.Expire(t.Context(), 1))
 		},
-		"by another process": func(t *testing.T, _, other cache, commit func(context.Context) error) {
+		"in another process": func(t *testing.T, _, other cache, commit func(context.Context) error) {
 			require.NoError(t, other.Write(t.Context(), 1, commit))
 		},
 	} {
 		for _, store := range []bool{false, true} {
-			if name == "by another process" && !store {
+			if name == "in another process" && !store {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestLagLimitsReplicaReads(t *testing.T) {
 					defer c.Close()
 					defer other.Close()
 					synctest.Wait()
-					time.Sleep(time.Minute) // a Cache that has begun does not know of changes just before
+					time.Sleep(time.Minute) // a new Cache does not know about changes just before it was created
 					require.Equal(t, 0, mustGet(t, c, 1))
 					change(t, c, other, func(context.Context) error {
 						row.Add(1)
@@ -189,20 +189,20 @@ func TestLagLimitsReplicaReads(t *testing.T) {
 					require.Equal(t, 0, mustGet(t, c, 1), "it is served")
 					before := loads.Load()
 					mustGet(t, c, 1)
-					require.Equal(t, before, loads.Load(), "and kept,")
+					require.Equal(t, before, loads.Load(), "cached again")
 					time.Sleep(lag / 2)
-					require.Equal(t, 1, mustGet(t, c, 1), "until the replica has seen the change")
+					require.Equal(t, 1, mustGet(t, c, 1), "it expired after ReplicaLag")
 					before = loads.Load()
 					time.Sleep(30 * time.Minute)
 					require.Equal(t, 1, mustGet(t, c, 1))
-					require.Equal(t, before, loads.Load(), "what is loaded then has its TTL")
+					require.Equal(t, before, loads.Load(), "a later load has the whole TTL")
 				})
 			})
 		}
 	}
 }
 
-// What was loaded within ReplicaLag of a change ends for those, too, that have it from the Store.
+// A value loaded within ReplicaLag of a change also expires in processes that read it from the Store.
 func TestLagLimitsSharedValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = 2 * time.Second
@@ -210,7 +210,8 @@ func TestLagLimitsSharedValues(t *testing.T) {
 		shared := newFakeStore()
 		open := func() *cacheaside.Cache[int, int] {
 			return cacheaside.New(cacheaside.Config[int, int]{
-				TTL: time.Hour, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, NotFoundTTL: time.Hour, ReplicaLag: lag,
+				TTL: time.Hour, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour,
+				NotFoundTTL: time.Hour, ReplicaLag: lag,
 				Store: shared.connect(),
 				Load: func(_ context.Context, key int) (int, error) {
 					loads.Add(1)
@@ -244,7 +245,7 @@ func TestLagLimitsSharedValues(t *testing.T) {
 	})
 }
 
-// So does what is loaded, for the Store, when that has made a change and has not answered yet.
+// So does a value that is loaded after the Store has made a change and before it responds.
 func TestLagLimitsConcurrentLoads(t *testing.T) {
 	for name, change := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Write": func(ctx context.Context, c *cacheaside.Cache[int, int]) error {
@@ -274,7 +275,7 @@ func TestLagLimitsConcurrentLoads(t *testing.T) {
 				require.Equal(t, 1, mustGet(t, c, 1))
 				time.Sleep(time.Second)
 				require.NoError(t, <-told)
-				require.Equal(t, 1, mustGet(t, c, 1), "of the Store")
+				require.Equal(t, 1, mustGet(t, c, 1), "the value of the Store")
 				time.Sleep(2 * time.Second)
 				require.Equal(t, 2, mustGet(t, c, 1))
 			})
@@ -312,13 +313,14 @@ func (s lateStore) InvalidateAll(ctx context.Context) error {
 }
 
 // A ReplicaLag that Update sets holds for changes just before, and bounds no keys that have not changed.
-func TestLagThatUpdateSets(t *testing.T) {
+func TestUpdateSetsReplicaLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := map[int]int{}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: cacheaside.None, Load: func(_ context.Context, k int) (int, error) {
-			loads[k]++
-			return k, nil
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: cacheaside.None,
+			Load: func(_ context.Context, k int) (int, error) {
+				loads[k]++
+				return k, nil
+			}})
 		defer c.Close()
 		time.Sleep(time.Minute)
 		require.NoError(t, c.Invalidate(t.Context(), 1))
@@ -343,7 +345,7 @@ func TestLagThatUpdateSets(t *testing.T) {
 	})
 }
 
-// Without ReplicaLag, an Update does not shorten what is loaded meanwhile.
+// Without ReplicaLag, an Update does not shorten the TTL of a value that is being loaded.
 func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, k int) (int, error) {
@@ -364,11 +366,12 @@ func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 func TestLagOfChangeDuringLoad(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	var changes sync.WaitGroup
-	c = cacheaside.New(cacheaside.Config[int, int]{ReplicaLag: time.Hour, Load: func(_ context.Context, k int) (int, error) {
-		changes.Go(func() { _ = c.Invalidate(t.Context(), k) })
-		runtime.Gosched()
-		return k, nil
-	}})
+	c = cacheaside.New(cacheaside.Config[int, int]{ReplicaLag: time.Hour,
+		Load: func(_ context.Context, k int) (int, error) {
+			changes.Go(func() { _ = c.Invalidate(t.Context(), k) })
+			runtime.Gosched()
+			return k, nil
+		}})
 	defer c.Close()
 	for range 100 {
 		require.Equal(t, 1, mustGet(t, c, 1))
@@ -389,7 +392,7 @@ func TestCacheDescribesItself(t *testing.T) {
 		d := c.Describe()
 		require.Equal(t, "cache", d.Kind)
 		require.Equal(t, "users", d.Name)
-		var mu sync.Mutex // Watch has events of its own
+		var mu sync.Mutex // Watch also reports events
 		var events []policy.Event
 		d.Observe(func(_ context.Context, e policy.Event) {
 			mu.Lock()

@@ -116,7 +116,7 @@ func TestGetManyWithoutLoadMany(t *testing.T) {
 	})
 }
 
-// When ctx ends, the map holds what was found by then, whatever the order of the keys.
+// When ctx is done, the map has the values found by then, in any order of the keys.
 func TestGetManyReturnsPartialResultOnCancel(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -222,8 +222,7 @@ func TestFailedBatchFailsItsKeys(t *testing.T) {
 	}
 }
 
-// ErrNotFound from LoadMany says that the keys missing from its map do not exist, as it
-// does from Load.
+// If LoadMany returns ErrNotFound, the keys that are missing from its map do not exist, as with Load.
 func TestErrNotFoundOfBatchIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return cacheaside.ErrNotFound }}
@@ -236,7 +235,7 @@ func TestErrNotFoundOfBatchIsNoFailure(t *testing.T) {
 	})
 }
 
-// The error of a LoadMany is returned unchanged, if it does not say of some keys that they do not exist.
+// Get returns the error of a LoadMany unchanged, unless ErrNotFound is joined with it.
 func TestGetSharesBatchError(t *testing.T) {
 	for name, want := range map[string]error{
 		"failed":            errLoad,
@@ -258,13 +257,13 @@ func TestGetSharesBatchError(t *testing.T) {
 	}
 }
 
-// A LoadMany that joins what it knows of each key does not say that those which failed do not exist.
+// If LoadMany joins ErrNotFound with a failure, then the missing keys have failed. They do not count as absent.
 func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 	absent := fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
 	for name, err := range map[string]error{
 		"first":   errors.Join(absent, errLoad),
 		"last":    errors.Join(errLoad, absent),
-		"in turn": errors.Join(errors.Join(absent, errLoad), absent),
+		"nested":  errors.Join(errors.Join(absent, errLoad), absent),
 		"wrapped": fmt.Errorf("users: %w", errors.Join(absent, errLoad)),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -283,7 +282,7 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 				defer c.Close()
 				_, got := c.GetMany(t.Context(), []int{1, 2})
 				require.ErrorIs(t, got, errLoad)
-				require.NotErrorIs(t, got, cacheaside.ErrNotFound, "nobody knows which of them does not exist")
+				require.NotErrorIs(t, got, cacheaside.ErrNotFound, "it is unknown which of the keys does not exist")
 				require.Equal(t, int64(2), c.Stats().Failed)
 				require.False(t, behavior.IsAnswered(judged), "to a breaker it is a failure")
 
@@ -297,8 +296,7 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 	}
 }
 
-// A LoadMany that fails when the time of its keys has passed does not change their
-// answer.
+// A LoadMany that fails after LoadTimeout does not change the error that the callers have.
 func TestBatchFailsAtLoadTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return errLoad }} // after a second
@@ -336,8 +334,7 @@ func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 	})
 }
 
-// The values that LoadMany returns with an error are kept, and the error is reported
-// once.
+// The values that LoadMany returns with an error are cached, and the error is reported once.
 func TestPartialBatchIsCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -361,17 +358,19 @@ func TestPartialBatchIsCached(t *testing.T) {
 			keys[i] = 100 + i
 		}
 		_, err = c.GetMany(t.Context(), keys)
-		require.EqualError(t, err, "cacheaside: users: [100 101 102 103 104 105 106 107 108 109 ...] (100 keys): the database is down")
+		require.EqualError(t, err,
+			"cacheaside: users: [100 101 102 103 104 105 106 107 108 109 ...] (100 keys): the database is down")
 	})
 }
 
-// Keys that fail one by one are told one by one, and those of a batch once.
+// If keys fail one by one, each is reported. If a batch fails, its error is reported once.
 func TestGetManyReportsEachFailureOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		many bool
 		want string
 	}{
-		"Load":     {false, "cacheaside: 1: the database is down\ncacheaside: 2: the database is down\ncacheaside: 3: the database is down"},
+		"Load": {false, "cacheaside: 1: the database is down\n" +
+			"cacheaside: 2: the database is down\ncacheaside: 3: the database is down"},
 		"LoadMany": {true, "cacheaside: [1]: the database is down\ncacheaside: [2 3]: the database is down"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -399,7 +398,8 @@ func TestGetManyReportsEachFailureOnce(t *testing.T) {
 func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
+			Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour})
 		defer c.Close()
 		keys := []int{1, 2, 3, 4}
 		_, err := c.GetMany(t.Context(), keys)
@@ -421,7 +421,7 @@ func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 	})
 }
 
-// The Store is asked and filled one shard at a time, and told of invalidations likewise.
+// Acquire, Fill and Invalidate have the keys of one shard in one call.
 func TestManyKeysInOneAcquire(t *testing.T) {
 	for _, batched := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -521,7 +521,7 @@ func TestStoreCallsAreBounded(t *testing.T) {
 	})
 }
 
-// Nothing that GetMany began runs on or begins after Close has returned.
+// After Close has returned, no load of GetMany runs or starts.
 func TestNoBatchStartsAfterClose(t *testing.T) {
 	for range 300 {
 		var closed, late atomic.Bool
@@ -577,8 +577,7 @@ func TestGetManyOfHitsAllocatesItsMapOnly(t *testing.T) {
 
 var sink map[int]int
 
-// A key that contains NaN does not equal itself: it is loaded each time, and leaves
-// nothing behind.
+// A key that contains NaN does not equal itself. It is loaded each time, and no flight of it remains.
 func TestKeyWithNaNIsLoadedEachTime(t *testing.T) {
 	for _, tier := range []string{"memory", "both", "store"} {
 		var loads atomic.Int64
@@ -607,7 +606,7 @@ func TestKeyWithNaNIsLoadedEachTime(t *testing.T) {
 	}
 }
 
-// A value that is read by GetMany only is refreshed ahead of its end, too.
+// RefreshAhead also refreshes a value that only GetMany reads.
 func TestGetManyRefreshesAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -646,12 +645,13 @@ func TestGetManyRefreshesAhead(t *testing.T) {
 	})
 }
 
-// GetMany asks the Store again about a key that another process is loading.
+// GetMany queries the Store again about a key that another process loads.
 func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			shared, source := newFakeStore(), new(many)
-			cfg := cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Store: watchedIf(capacity == 0, shared.connect())}
+			cfg := cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load,
+				Store: watchedIf(capacity == 0, shared.connect())}
 			a := cacheaside.New(cfg)
 			defer a.Close()
 			cfg.Store = shared.connect()
@@ -672,7 +672,8 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// Keys that another process loads stay together beside those that it does not, and when it has died.
+// Keys that another process loads are polled in one call, even if GetMany loads other keys, and even after the process
+// has died.
 func TestGetManyPollsBusyKeysTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, source := newFakeStore(), new(many)
@@ -681,7 +682,7 @@ func TestGetManyPollsBusyKeysTogether(t *testing.T) {
 		synctest.Wait()
 		died := shared.connect()
 		keys := []int{91}
-		for key := 1; key <= 81; key += 10 { // of one shard
+		for key := 1; key <= 81; key += 10 { // in one shard
 			_, err := died.Acquire(t.Context(), cacheaside.Request{Key: strconv.Itoa(key), Token: "died"})
 			require.NoError(t, err)
 			keys = append(keys, key)
@@ -694,8 +695,7 @@ func TestGetManyPollsBusyKeysTogether(t *testing.T) {
 	})
 }
 
-// The leases of keys that do not exist, or have failed, are given back some at once, and not one after
-// the other before GetMany returns.
+// The leases of keys that do not exist or have failed are released concurrently, before GetMany returns.
 func TestGetManyReleasesLeasesTogether(t *testing.T) {
 	for _, err := range []error{nil, errLoad, errPanic} {
 		synctest.Test(t, func(t *testing.T) {
@@ -723,7 +723,7 @@ func TestGetManyReleasesLeasesTogether(t *testing.T) {
 
 var errPanic = errors.New("panic")
 
-// So are the old values of keys that do not exist any more removed.
+// The stored values of keys that no longer exist are removed concurrently as well.
 func TestGetManyRemovesStaleValuesTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -735,7 +735,7 @@ func TestGetManyRemovesStaleValuesTogether(t *testing.T) {
 		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
-		keys := []int{0, 1, 2, 3, 4, 5, 6, 7} // of eight shards, as many as are called at once
+		keys := []int{0, 1, 2, 3, 4, 5, 6, 7} // in eight shards, which are called concurrently
 		_, err := c.GetMany(t.Context(), keys)
 		require.NoError(t, err)
 		time.Sleep(2 * time.Minute)
@@ -756,7 +756,7 @@ func TestGetManyRemovesStaleValuesTogether(t *testing.T) {
 	})
 }
 
-// A slowStore is one that takes a second for each Release and Invalidate.
+// A slowStore takes a second for each Release and Invalidate.
 type slowStore struct{ cacheaside.Store }
 
 func (s slowStore) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
@@ -769,7 +769,7 @@ func (s slowStore) Invalidate(ctx context.Context, keys ...string) error {
 	return s.Store.Invalidate(ctx, keys...)
 }
 
-// What a LoadMany has found keeps its TTL if Middleware calls again when the time of the load has passed.
+// The values of a LoadMany keep their TTL if Middleware calls the function again after LoadTimeout.
 func TestSkippedAttemptKeepsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -791,7 +791,7 @@ func TestSkippedAttemptKeepsTTL(t *testing.T) {
 		_, err := c.GetMany(t.Context(), []int{1, 2})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NoError(t, c.Close())
-		require.Zero(t, shared.called("Fill"), "not to be kept")
+		require.Zero(t, shared.called("Fill"), "not cached")
 	})
 }
 
@@ -818,15 +818,16 @@ func TestBatchStartsAfterStoreResponses(t *testing.T) {
 	}{
 		"the last is there":         {has: true, want: map[int]int{1: -1, 3: 30}, asked: []int{3}},
 		"the last is missing":       {want: map[int]int{1: 10, 3: 30}, asked: []int{1, 3}},
-		"and another is on its way": {busy: 5 * time.Second / 2, want: map[int]int{1: 10, 2: -1, 3: 30}, asked: []int{1, 3}},
+		"another process loads one": {busy: 5 * time.Second / 2, want: map[int]int{1: 10, 2: -1, 3: 30}, asked: []int{1, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newFakeStore()
-				other := cacheaside.New(cacheaside.Config[int, int]{Store: store.connect(), Load: func(context.Context, int) (int, error) {
-					time.Sleep(tc.busy)
-					return -1, nil
-				}})
+				other := cacheaside.New(cacheaside.Config[int, int]{Store: store.connect(),
+					Load: func(context.Context, int) (int, error) {
+						time.Sleep(tc.busy)
+						return -1, nil
+					}})
 				defer other.Close()
 				synctest.Wait()
 				keys := []int{1, 3}
@@ -854,7 +855,7 @@ func TestBatchStartsAfterStoreResponses(t *testing.T) {
 	}
 }
 
-// Nobody is left who needs a load when the Store has answered for the last key.
+// All callers have canceled by the time the Store responds about the last key.
 func TestBatchWithoutCallersDoesNotStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
@@ -887,7 +888,7 @@ func (p pensive) Decode(data []byte) (int, error) {
 	return int(data[0]), nil
 }
 
-// While the Store is asked, here while its value of key 3 is decoded, callers may leave.
+// Callers may cancel while the Store is queried. Here they cancel while the value of key 3 is decoded.
 func TestBatchLoadsOnlyKeysWithCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
@@ -911,7 +912,7 @@ func TestBatchLoadsOnlyKeysWithCallers(t *testing.T) {
 	})
 }
 
-// The answer that a call has had is certain for one that comes to it later: no old value takes its place.
+// If a flight has its result, a later caller of it gets this result and no stale value.
 func TestGetManySharesAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -928,7 +929,7 @@ func TestGetManySharesAnswers(t *testing.T) {
 		mustGet(t, c, 2)
 		time.Sleep(2 * time.Minute)
 		go func() {
-			_, err := c.Get(t.Context(), 2) // times out while its old value is decoded
+			_, err := c.Get(t.Context(), 2) // times out while its stale value is decoded
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 		}()
 		time.Sleep(5 * time.Second)
@@ -940,7 +941,7 @@ func TestGetManySharesAnswers(t *testing.T) {
 	})
 }
 
-// An observer that ends its goroutine ends the load: keys that had an old value by then have none.
+// An observer that calls runtime.Goexit ends the load. Its keys then have no stale value.
 func TestGoexitInObserverOfBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failing atomic.Bool
@@ -973,8 +974,7 @@ func TestGoexitInObserverOfBatch(t *testing.T) {
 	})
 }
 
-// A key that is read by itself does not hold up the others: one that is fenced waits for
-// its turn.
+// A batch does not wait for a load of a fenced key, which waits for its turn.
 func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 	for _, twice := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -982,12 +982,13 @@ func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 			conn := newFakeStore().connect()
 			_, err := conn.Fence(t.Context(), "1", "token")
 			require.NoError(t, err)
-			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load, Store: unwatched{slowShard{conn, "1", time.Millisecond}},
-				Load: func(context.Context, int) (int, error) { time.Sleep(5 * time.Second); return 1, nil }})
+			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load,
+				Store: unwatched{slowShard{conn, "1", time.Millisecond}},
+				Load:  func(context.Context, int) (int, error) { time.Sleep(5 * time.Second); return 1, nil }})
 			defer c.Close()
 			go mustGet(t, c, 1)
 			synctest.Wait()
-			if twice { // with the same turn
+			if twice { // in one flight
 				go mustGet(t, c, 1)
 			} else {
 				time.Sleep(2 * time.Millisecond) // the first loads
@@ -1006,7 +1007,8 @@ func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 func TestUnstorableBatchLoadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, Store: unwritable{newFakeStore().connect()}})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load,
+			Store: unwritable{newFakeStore().connect()}})
 		defer c.Close()
 		synctest.Wait()
 		got, err := c.GetMany(t.Context(), []int{1, 2, 3})
@@ -1025,7 +1027,8 @@ func (unwritable) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { r
 func TestGetManyServesStaleIfBatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, StaleIfError: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
+			StaleIfError: time.Hour})
 		defer c.Close()
 		want := map[int]int{1: 10, 2: 20}
 		for range 2 {

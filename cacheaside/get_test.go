@@ -16,15 +16,16 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version, loads atomic.Int32
 		var failing atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{StaleIfError: time.Hour, Load: func(context.Context, int) (int, error) {
-			loads.Add(1)
-			v := version.Load()
-			time.Sleep(time.Second)
-			if failing.Load() {
-				return 0, errLoad
-			}
-			return int(v), nil
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{StaleIfError: time.Hour,
+			Load: func(context.Context, int) (int, error) {
+				loads.Add(1)
+				v := version.Load()
+				time.Sleep(time.Second)
+				if failing.Load() {
+					return 0, errLoad
+				}
+				return int(v), nil
+			}})
 		defer c.Close()
 		skip := func() (int, error) {
 			v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
@@ -70,7 +71,7 @@ func TestSkipMemoryQueriesStore(t *testing.T) {
 	})
 }
 
-// Who skips memory gets no old value of it from a slow load either.
+// A Get with SkipMemory does not get a stale value from memory if its load is slow.
 func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -90,7 +91,7 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	})
 }
 
-// Nor an old value of the Store later than others.
+// It gets a stale value from the Store as soon as other callers do.
 func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 	for name, test := range map[string]struct {
 		takes time.Duration
@@ -105,7 +106,8 @@ func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 				var takes time.Duration
 				var fault error
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second, Store: newFakeStore().connect(),
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
+					Store: newFakeStore().connect(),
 					Load: func(context.Context, int) (int, error) {
 						time.Sleep(takes)
 						return 1, fault
@@ -130,7 +132,8 @@ func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
 func TestHitDoesNotAllocate(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1, StaleIfError: 1})
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1,
+		StaleIfError: 1})
 	defer c.Close()
 	ctx := t.Context()
 	if _, err := c.Get(ctx, 1); err != nil {

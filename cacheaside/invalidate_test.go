@@ -14,8 +14,8 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// Once a Write with a Store has begun to write, no call is served from memory: a write
-// that never returns must not leave a value older than its commit.
+// Once a Write with a Store has called its function, no call is served from memory. Otherwise, a write that never
+// returns would leave a value older than its commit.
 func TestWriteInvalidatesMemoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
@@ -59,8 +59,7 @@ func (l late) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cachea
 	return looks, err
 }
 
-// An old value that the Store sent before an invalidation is not put into memory after
-// it.
+// A stale value that the Store returned before an invalidation is not cached in memory after it.
 func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 	for name, invalidate := range map[string]func(*cacheaside.Cache[int, int], *fakeConn) error{
 		"here": func(c *cacheaside.Cache[int, int], _ *fakeConn) error {
@@ -107,8 +106,7 @@ func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 	}
 }
 
-// An old value of the Store that comes late serves nobody, and the new one that is in memory by then is
-// none.
+// A stale value that the Store returns late is not served. The new value that is in memory by then is not stale.
 func TestLateStaleValueIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
@@ -140,7 +138,7 @@ func TestLateStaleValueIsNotServed(t *testing.T) {
 	})
 }
 
-// The Store is told again of a key that changes while it is being told.
+// If a key changes while its invalidation is being retried, the invalidation remains pending.
 func TestChangeDuringRetryStaysPending(t *testing.T) {
 	for call, change := range map[string]func(*cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
@@ -155,7 +153,7 @@ func TestChangeDuringRetryStaysPending(t *testing.T) {
 				Load: src.load, ErrorPause: cacheaside.None,
 				Store: unwatched{flaky{shared.connect(), func(what string) bool {
 					if what == call && telling.Swap(false) {
-						// The Store is being told of the first change when the second one fails.
+						// The first invalidation is being retried when the second one fails.
 						failing.Store(true)
 						require.ErrorIs(t, change(c), cacheaside.ErrNotPropagated)
 						return false
@@ -217,8 +215,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 	}
 }
 
-// ErrNotFound removes the old value from the Store: no process may serve it when the
-// next load fails.
+// ErrNotFound removes the value from the Store, so no process serves it if the next load fails.
 func TestNotFoundRemovesStoredValue(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -256,7 +253,7 @@ func TestNotFoundRemovesStoredValue(t *testing.T) {
 	}
 }
 
-// The same if the Store cannot be told at first.
+// The same if the first attempt to remove it fails.
 func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -268,7 +265,8 @@ func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load,
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
+			Load:  load,
 			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
 		c.Observe(log.add)
 		defer c.Close()
@@ -288,7 +286,7 @@ func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 	})
 }
 
-// A call that was waiting when its value was invalidated does not get the old value.
+// A call that waits while its value is invalidated does not get the stale value.
 func TestNoStaleValueAfterInvalidation(t *testing.T) {
 	for _, tier := range []string{"memory", "both"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -354,7 +352,8 @@ func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 // Polling for the load of another process adds little to its duration.
 func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
-		for _, takes := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second} {
+		for _, takes := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond,
+			2 * time.Second} {
 			var worst time.Duration
 			for range 100 {
 				synctest.Test(t, func(t *testing.T) {
@@ -387,14 +386,14 @@ func TestRemoteInvalidationHitsFewOtherKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20_000
 		shared := newFakeStore()
-		shared.conns = nil // only the messages of the test are heard
+		shared.conns = nil // only the test sends messages
 		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Load: identity, Store: w, Capacity: 2 * n,
 		})
 		defer c.Close()
 		heard := <-w.heard
-		synctest.Wait() // memory has been swept, as it is when a watch begins
+		synctest.Wait() // memory has been cleared, as when a watch starts
 		for i := range n {
 			mustGet(t, c, i)
 		}
@@ -412,7 +411,7 @@ func TestRemoteInvalidationHitsFewOtherKeys(t *testing.T) {
 	})
 }
 
-// telling lets a test send messages.
+// A telling Store lets a test send messages.
 type telling struct {
 	cacheaside.Store
 	heard chan func(string)
@@ -445,7 +444,7 @@ func TestRemoteInvalidateAll(t *testing.T) {
 	})
 }
 
-// Each of several calls of Close waits until the Store has been told.
+// Each of several calls to Close waits until the pending invalidations have reached the Store.
 func TestEveryCloseWaitsForInvalidations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := 0
@@ -456,7 +455,8 @@ func TestEveryCloseWaitsForInvalidations(t *testing.T) {
 			}
 			return told == 1
 		}}
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: unwatched{store}, ErrorPause: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: unwatched{store},
+			ErrorPause: time.Hour})
 		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrNotPropagated)
 		go func() { _ = c.Close() }()
 		synctest.Wait()
@@ -465,7 +465,7 @@ func TestEveryCloseWaitsForInvalidations(t *testing.T) {
 	})
 }
 
-// What a call reads from the Store before that is told of a change is not kept after it.
+// A value that a call reads from the Store before an invalidation reaches it is not cached afterwards.
 func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
@@ -474,7 +474,7 @@ func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 			Load: src.load,
 			Store: flaky{newFakeStore().connect(), func(call string) bool {
 				if call == "Invalidate" && c != nil {
-					require.Equal(t, 0, mustGet(t, c, 1), "it reads the old value, and keeps it")
+					require.Equal(t, 0, mustGet(t, c, 1), "the call reads the value from before the change, and caches it")
 				}
 				return false
 			}},
@@ -488,8 +488,8 @@ func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 	})
 }
 
-// A change that is in flight when Close begins either returns ErrClosed or is made: this is for the race
-// detector.
+// An invalidation in flight while Close is called either takes effect or returns ErrClosed. The race detector checks
+// this test.
 func TestChangesDuringClose(t *testing.T) {
 	c := cacheaside.New(config{Load: identity})
 	changed := make(chan error)

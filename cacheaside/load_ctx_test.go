@@ -31,11 +31,11 @@ func loadWith(ctx context.Context, look func(context.Context)) error {
 	return err
 }
 
-// Whoever asks first, the ctx of a load ends like any ctx with a deadline.
+// The ctx of a load behaves like any ctx with a deadline, whichever of its methods is called first.
 func TestLoadContextHasDeadline(t *testing.T) {
 	for name, first := range map[string]func(context.Context){
-		"Done is asked early": func(ctx context.Context) { ctx.Done() },
-		"Done is asked late":  func(context.Context) {},
+		"Done called early": func(ctx context.Context) { ctx.Done() },
+		"Done called late":  func(context.Context) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -137,8 +137,8 @@ func TestLoadContextOutlivesCaller(t *testing.T) {
 	})
 }
 
-// A load may outlast the call that began it, a refresh always. A slot in its Middleware is its
-// own: it is not held until that call's response has been read.
+// A load may outlast the call that started it, and a refresh always does. A slot in its Middleware is released when the
+// load ends, not when that call's response has been read.
 func TestLoadIsSeparateWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -198,8 +198,8 @@ func TestChildrenOfTheContextOfALoad(t *testing.T) {
 	})
 }
 
-// Done may be called, beside Value, while the load is being canceled. It must not return a channel that
-// is never closed.
+// Done and Value may be called concurrently while the load is being canceled. Done must not return a channel that is
+// never closed.
 func TestDoneDuringCancel(t *testing.T) {
 	for range 2000 {
 		caller, cancel := context.WithCancel(t.Context())
@@ -263,13 +263,14 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 	}
 }
 
-// A load that ignores its ctx may return after one that timed out later. Nothing is left of them.
+// A load that ignores its ctx may return after a load that timed out later. The Cache refers to neither of them then.
 func TestLoadsReturnInAnyOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second, Load: func(_ context.Context, k int) (int, error) {
-			time.Sleep(time.Duration(k) * time.Second)
-			return k, nil
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second,
+			Load: func(_ context.Context, k int) (int, error) {
+				time.Sleep(time.Duration(k) * time.Second)
+				return k, nil
+			}})
 		defer c.Close()
 		go func() { _, _ = c.Get(t.Context(), 15) }()
 		time.Sleep(time.Second + 1)
@@ -287,7 +288,8 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		hang := false
 		var hanging atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, LoadTimeout: 10 * time.Second, ErrorPause: 5 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, LoadTimeout: 10 * time.Second,
+			ErrorPause: 5 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				if hang {
 					hanging.Add(1)
@@ -309,7 +311,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		require.Equal(t, 1, log.count(cacheaside.EventLoadFailed))
 		mustGet(t, c, 1)
 		synctest.Wait()
-		require.Equal(t, int64(1), hanging.Load(), "not tried again at once")
+		require.Equal(t, int64(1), hanging.Load(), "not retried immediately")
 		time.Sleep(5 * time.Second)
 		mustGet(t, c, 1)
 		synctest.Wait()
@@ -331,7 +333,8 @@ func TestHangingObserverDelaysNoAnswer(t *testing.T) {
 		var wg sync.WaitGroup
 		for k := range n {
 			wg.Go(func() {
-				if _, err := c.Get(t.Context(), k); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 10*time.Second {
+				if _, err := c.Get(t.Context(), k); !errors.Is(err, context.DeadlineExceeded) ||
+					time.Since(begun) != 10*time.Second {
 					t.Errorf("%d: %v after %v", k, err, time.Since(begun))
 				}
 			})
@@ -342,7 +345,7 @@ func TestHangingObserverDelaysNoAnswer(t *testing.T) {
 	})
 }
 
-// The load has its result: a caller that leaves then cancels nothing.
+// If the load already has its result, a caller that cancels does not cancel the load.
 func TestCallerCancelsDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

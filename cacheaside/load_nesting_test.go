@@ -13,7 +13,8 @@ import (
 )
 
 // nested is a Cache whose Load may use the Cache.
-func nested(cfg cacheaside.Config[int, int], load func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error)) *cacheaside.Cache[int, int] {
+func nested(cfg cacheaside.Config[int, int],
+	load func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error)) *cacheaside.Cache[int, int] {
 	var c *cacheaside.Cache[int, int]
 	cfg.Load = func(ctx context.Context, key int) (int, error) { return load(ctx, c, key) }
 	c = cacheaside.New(cfg)
@@ -50,16 +51,20 @@ func TestGetOfOwnKeySucceedsWithoutWaiting(t *testing.T) {
 }
 
 func TestLoadOfAnotherCacheWithOtherKeys(t *testing.T) {
-	names := cacheaside.New(cacheaside.Config[string, int]{Load: func(context.Context, string) (int, error) { return 1, nil }})
+	names := cacheaside.New(cacheaside.Config[string, int]{
+		Load: func(context.Context, string) (int, error) { return 1, nil },
+	})
 	defer names.Close()
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, _ int) (int, error) { return names.Get(ctx, "1") }})
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: func(ctx context.Context, _ int) (int, error) { return names.Get(ctx, "1") },
+	})
 	defer c.Close()
 	require.Equal(t, 1, mustGet(t, c, 1))
 }
 
-// With FinishLoads, callers less patient than a load do not start it over each time.
+// With FinishLoads, callers whose timeout is shorter than a load do not restart it each time.
 func TestFinishLoadsWithoutCallers(t *testing.T) {
-	for where, capacity := range map[string]int{"in memory": 0, "in a Store alone": -1} {
+	for where, capacity := range map[string]int{"memory": 0, "Store only": -1} {
 		for _, finish := range []bool{false, true} {
 			t.Run(where, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -103,18 +108,20 @@ func TestFinishLoadsWithoutCallers(t *testing.T) {
 	}
 }
 
-// The result of an overtaken load, or of one during a write, has no use: the load does not go on.
+// The result of a load that was invalidated, or that runs during a write, is not cached. So the load is canceled with
+// its last caller, even with FinishLoads.
 func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
 	for name, fenced := range map[string]bool{"overtaken": false, "during a write": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				canceled := make(chan struct{})
 				store := newFakeStore().connect()
-				c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, Store: store, Load: func(ctx context.Context, key int) (int, error) {
-					<-ctx.Done()
-					close(canceled)
-					return 0, ctx.Err()
-				}})
+				c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, Store: store,
+					Load: func(ctx context.Context, key int) (int, error) {
+						<-ctx.Done()
+						close(canceled)
+						return 0, ctx.Err()
+					}})
 				defer c.Close()
 				synctest.Wait()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -138,14 +145,15 @@ func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
 	}
 }
 
-func TestFinishEndsAtLoadTimeoutAndWithClose(t *testing.T) {
+func TestFinishLoadsEndsAtTimeoutAndClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ended atomic.Int32
-		c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, LoadTimeout: time.Second, Load: func(ctx context.Context, key int) (int, error) {
-			<-ctx.Done()
-			ended.Add(1)
-			return 0, ctx.Err()
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, LoadTimeout: time.Second,
+			Load: func(ctx context.Context, key int) (int, error) {
+				<-ctx.Done()
+				ended.Add(1)
+				return 0, ctx.Err()
+			}})
 		for key := range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
 			_, err := c.Get(ctx, key)

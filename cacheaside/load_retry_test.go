@@ -29,7 +29,8 @@ func failsOnce(loads *atomic.Int64, bad int64) *cacheaside.Cache[int, int64] {
 	})
 }
 
-// The Retrier of the caller that begins a refresh does not see its error, so the Retrier of the cache must retry it.
+// The Retrier of the caller that starts a refresh does not see the refresh's error, so the Retrier of the cache must
+// retry it.
 func TestRefreshUnderARetrierIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -40,7 +41,7 @@ func TestRefreshUnderARetrierIsRetried(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		err = retry.New(retry.Config{}).Do(t.Context(), func(ctx context.Context) error {
 			v, err := c.Get(ctx, 1)
-			require.EqualValues(t, 1, v, "the old value")
+			require.EqualValues(t, 1, v, "the stale value")
 			return err
 		})
 		require.NoError(t, err)
@@ -49,7 +50,7 @@ func TestRefreshUnderARetrierIsRetried(t *testing.T) {
 	})
 }
 
-// Whether a load is retried does not depend on the caller that began it.
+// A load is retried whether or not the caller that started it has a Retrier.
 func TestSharedLoadUnderARetrierIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64

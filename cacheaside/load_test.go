@@ -22,8 +22,8 @@ type forbidden struct{}
 func (forbidden) Error() string  { return "forbidden" }
 func (forbidden) Answered() bool { return true }
 
-// Callers get an answer other than ErrNotFound even if an old value could be served. It
-// is not a failure, and the next call asks again.
+// Callers get an answer other than ErrNotFound even if a stale value could be served. The answer is not a failure, and
+// the next call loads again.
 func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -45,7 +45,7 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 		require.Equal(t, 1, log.count(cacheaside.EventLoadAnswered))
 
 		answer = errors.New("reset by peer")
-		require.Equal(t, 1, mustGet(t, c, 1), "the load has failed, and the old value is served")
+		require.Equal(t, 1, mustGet(t, c, 1), "the load has failed, and the stale value is served")
 		require.Equal(t, int64(1), c.Stats().Failed)
 	})
 }
@@ -118,15 +118,15 @@ func TestRefusedLoadHasOwnEvent(t *testing.T) {
 	mustGet(t, c, 1)
 	require.NoError(t, c.Expire(t.Context(), 1))
 	open = true
-	require.Equal(t, 1, mustGet(t, c, 1), "it has failed, and the old value is served")
+	require.Equal(t, 1, mustGet(t, c, 1), "the load was refused, and the stale value is served")
 	require.Equal(t, int64(2), c.Stats().Refused)
 	require.Zero(t, c.Stats().Failed)
 	require.Equal(t, 2, log.count(cacheaside.EventLoadRefused))
 	require.Zero(t, log.count(cacheaside.EventLoadFailed))
 }
 
-// What a policy answers without a call of Load took no time, and is remembered from now on, however old
-// the Cache is.
+// A policy that answers without a call to Load has taken no time. Its answer is cached from then on, however old the
+// Cache is.
 func TestPolicyAnswersForLoad(t *testing.T) {
 	for name, answer := range map[string]error{"refused": refusal{}, "not found": cacheaside.ErrNotFound} {
 		t.Run(name, func(t *testing.T) {
@@ -153,8 +153,7 @@ func TestPolicyAnswersForLoad(t *testing.T) {
 	}
 }
 
-// A function of the application that panics in GetMany must not leave keys behind that
-// other calls wait for.
+// If a function of the application panics in GetMany, no other call waits for the keys.
 func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 	for name, batched := range map[string]bool{"Load": false, "LoadMany": true} {
 		for _, tier := range []string{"memory", "both", "store"} {
@@ -219,7 +218,7 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 						for _, k := range []int{2, 1, 3, 4} {
 							require.Equal(t, k, mustGet(t, c, k))
 						}
-						// One load each, and one look at a lease that another load still has.
+						// each process loads once, and queries once a lease that another load still has
 						require.Less(t, time.Since(start), 5*time.Second)
 						require.NoError(t, c.Close())
 						synctest.Wait()
@@ -246,9 +245,9 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 	}{
 		"itself":               {cacheaside.ErrNotFound, true},
 		"wrapped":              {errors.Join(cacheaside.ErrNotFound), true},
-		"by Is":                {erring{}, true},
+		"Is method":            {erring{}, true},
 		"a failure":            {errLoad, false},
-		"beside a failure":     {errors.Join(errLoad, cacheaside.ErrNotFound), true},
+		"with a failure":       {errors.Join(errLoad, cacheaside.ErrNotFound), true},
 		"after a failed query": {errors.Join(cacheaside.ErrNotFound, errLoad), true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -265,7 +264,7 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 			defer c.Close()
 			_, err := c.Get(t.Context(), 1)
 			require.ErrorIs(t, err, test.err)
-			if name != "by Is" {
+			if name != "Is method" {
 				require.Equal(t, test.err, err, "unchanged")
 			}
 			answer, ok := errors.AsType[interface {
@@ -282,8 +281,7 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 	}
 }
 
-// A caller that leaves and cancels its load must not start the pause that follows a
-// failed load.
+// A caller that cancels its load does not start the pause that follows a failed load.
 func TestCanceledCallerStartsNoPause(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -318,7 +316,7 @@ func TestCanceledCallerStartsNoPause(t *testing.T) {
 	}
 }
 
-// What an attempt sets for its result does not apply to that of the next one.
+// The SetTTL of an attempt does not apply to the next attempt's result.
 func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		attempts := 0
@@ -375,7 +373,7 @@ func TestFailedLoadReleasesLease(t *testing.T) {
 	})
 }
 
-// A panic is told even if nobody waits for the load any more.
+// A panic is reported even if no caller waits for the load.
 func TestPanicWithoutCallersIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -396,16 +394,17 @@ func TestPanicWithoutCallersIsReported(t *testing.T) {
 	})
 }
 
-// That a key does not exist is no value: neither Peek nor an option serves it.
+// The absence of a key is not a value: neither Peek nor StaleIfError serves it.
 func TestAbsenceIsNeverServedAsAValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		there := false
-		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: cacheaside.None, Load: func(context.Context, int) (int, error) {
-			if there {
-				return 1, nil
-			}
-			return 0, cacheaside.ErrNotFound
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: cacheaside.None,
+			Load: func(context.Context, int) (int, error) {
+				if there {
+					return 1, nil
+				}
+				return 0, cacheaside.ErrNotFound
+			}})
 		defer c.Close()
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
@@ -419,13 +418,13 @@ func TestAbsenceIsNeverServedAsAValue(t *testing.T) {
 	})
 }
 
-// gone is a source's own error, which says that it is ErrNotFound.
+// gone is an error of the source that matches ErrNotFound by its Is method.
 type gone struct{}
 
 func (gone) Error() string        { return "gone" }
 func (gone) Is(target error) bool { return target == cacheaside.ErrNotFound }
 
-// The old value of a key that is gone is not served when a later load fails.
+// If a key no longer exists, its stale value is not served when a later load fails.
 func TestNotFoundRemovesTheOldValueFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
@@ -446,11 +445,11 @@ func TestErrorsNameWhatTheyKnow(t *testing.T) {
 		"cacheaside: users: load timed out after 1s: "+errLoad.Error())
 	keys := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}
 	require.NotContains(t, (&cacheaside.InvalidateError{Keys: keys, Err: errLoad}).Error(), "...")
-	require.Contains(t, (&cacheaside.InvalidateError{Keys: append(keys, "11"), Err: errLoad}).Error(), `"10" ...] (11 keys)`)
+	require.Contains(t, (&cacheaside.InvalidateError{Keys: append(keys, "11"), Err: errLoad}).Error(),
+		`"10" ...] (11 keys)`)
 }
 
-// A load that was canceled and returns a value all the same counts as canceled, and not as
-// overtaken as well.
+// A load that was canceled and still returns a value counts as canceled, and not as overtaken.
 func TestCanceledLoadIsNotCountedOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, key int) (int, error) {
@@ -468,7 +467,7 @@ func TestCanceledLoadIsNotCountedOvertaken(t *testing.T) {
 	})
 }
 
-// A load that InvalidateAll has overtaken leaves nothing behind.
+// A load that InvalidateAll has invalidated caches nothing, and the Cache does not refer to it.
 func TestInvalidatedLoadCachesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, key int) (int, error) {
@@ -484,7 +483,7 @@ func TestInvalidatedLoadCachesNothing(t *testing.T) {
 	})
 }
 
-// A value that comes after LoadTimeout, when its callers have left, is still one for the Store.
+// A value that arrives after LoadTimeout, when its callers have their error, is still stored in the Store.
 func TestLateValueIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
@@ -504,7 +503,7 @@ func TestLateValueIsStored(t *testing.T) {
 	})
 }
 
-// A load whose caller has left while the old value of the Store was decoded does not begin either.
+// If the caller cancels while the Store's stale value is decoded, the load does not start either.
 func TestLoadWithoutCallersTakesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := 0
@@ -530,14 +529,15 @@ func TestLoadWithoutCallersTakesNoLease(t *testing.T) {
 	})
 }
 
-// A load whose caller has left while the Store was asked does not begin.
+// If the caller cancels while the Store is queried, the load does not start.
 func TestLoadWithoutCallersDoesNotStart(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := newSource()
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					Load: src.load, Store: watchedIf(capacity == 0, slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond}),
+					Load: src.load, Store: watchedIf(capacity == 0,
+						slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond}),
 				})
 				defer c.Close()
 				synctest.Wait()

@@ -21,7 +21,7 @@ func TestNextStep(t *testing.T) {
 	for _, test := range []struct {
 		state         State
 		value         string
-		waited, other step // for a flight that has waited for another process, and for one that has not
+		waited, other step // the steps of a flight that has waited for another process, and of a flight that has not
 	}{
 		{"", "none", stepLoad, stepLoad},
 		{Leased, "none", stepLoad, stepLoad},

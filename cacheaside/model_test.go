@@ -47,7 +47,8 @@ func (m *model) reload(key int) (int, error) {
 	switch {
 	case err == nil:
 		fresh := time.Now().Add(m.ttl)
-		m.entries[key] = &modelEntry{value: v, fresh: fresh, stale: fresh.Add(m.staleFor), keep: fresh.Add(max(m.staleFor, m.onError))}
+		m.entries[key] = &modelEntry{value: v, fresh: fresh, stale: fresh.Add(m.staleFor),
+			keep: fresh.Add(max(m.staleFor, m.onError))}
 	case errors.Is(err, cacheaside.ErrNotFound):
 		delete(m.entries, key)
 		if m.notFound > 0 {
@@ -58,7 +59,7 @@ func (m *model) reload(key int) (int, error) {
 	return v, err
 }
 
-// get also reports whether it has begun a refresh.
+// get also reports whether it has started a refresh.
 func (m *model) get(key int) (v int, refreshes bool, err error) {
 	e, now := m.entries[key], time.Now()
 	switch {
@@ -138,7 +139,8 @@ func runModel(t *testing.T, ops []byte) {
 		m.notFound = 3 * time.Second
 	}
 	cfg := cacheaside.Config[int, int]{
-		TTL: m.ttl, Jitter: cacheaside.None, StaleWhileRevalidate: m.staleFor, StaleIfError: m.onError, NotFoundTTL: m.notFound, ErrorPause: cacheaside.None,
+		TTL: m.ttl, Jitter: cacheaside.None, StaleWhileRevalidate: m.staleFor, StaleIfError: m.onError,
+		NotFoundTTL: m.notFound, ErrorPause: cacheaside.None,
 		Load: func(_ context.Context, key int) (int, error) { return m.load(key) },
 	}
 	if options&24 > 0 {

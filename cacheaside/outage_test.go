@@ -94,7 +94,7 @@ func TestOutageTransitions(t *testing.T) {
 		o        *outage
 		shard    uint8
 		want     shardState
-		admitted time.Duration // since at; 0 if always
+		admitted time.Duration // relative to at; 0 if always
 	}{
 		"up":              {one(func(*outage) {}), 1, shardUp, 0},
 		"slow failure":    {one(slow), 1, shardDown, outageHang + outagePause},

@@ -31,9 +31,8 @@ func (r *record) finish(version int64) {
 	}
 }
 
-// stress runs writers and readers against c. It counts the Gets that returned a value
-// older than the last write that returned before they began. The writers write until
-// each reader has made its share of reads.
+// stress runs writers and readers against c. It counts the Gets that returned a value older than the last write that
+// had returned before the Get. The writers write until each reader has made its share of reads.
 func stress(t *testing.T, load func(get func(key int) int64) *cacheaside.Cache[int, int64], writers, keys, reads int,
 	write func(c *cacheaside.Cache[int, int64], key int, commit func()) bool) (violations, writes int64) {
 	t.Helper()
@@ -131,7 +130,7 @@ func TestGetSeesReturnedWrite(t *testing.T) {
 		{"many keys", 4, 16, update},
 		{"three writers, one key", 3, 1, update},
 		{"writers that panic or exit", 4, 4, crash},
-		{"every way to invalidate", 4, 4, mixed},
+		{"all kinds of invalidation", 4, 4, mixed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reads := 100_000

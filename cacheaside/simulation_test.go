@@ -14,16 +14,15 @@ import (
 	"github.com/go-resilience/resilience/internal/sim"
 )
 
-// TestCacheSimulation runs one to three processes over a Store that loses, delays and
-// reorders calls and answers, with writes and invalidations while loads are in flight, and
-// subscriptions that are lost and found. No Get is older than what was promised to it. When
-// the troubles are over every call ends long before LoadTimeout, with a bounded number of
-// calls of the Store, and every process reads what is committed.
+// TestCacheSimulation runs one to three processes with a Store that loses, delays and reorders calls and responses.
+// Writes and invalidations occur during loads, and subscriptions are lost and restored. No Get returns a value older
+// than promised to it. After the faults, each call returns long before LoadTimeout, with a bounded number of calls to
+// the Store, and each process reads the committed values.
 func TestCacheSimulation(t *testing.T) {
 	sim.Simulation{Name: "cacheaside", Seeds: 300, Run: simulateCache}.Test(t)
 }
 
-// A fair is the processes of a simulation, what their source has, and what was promised.
+// A fair has the processes of a simulation, the values of their source, and the values that were promised.
 type fair struct {
 	*sim.World
 	store     *fakeStore // nil: no Store
@@ -40,12 +39,12 @@ type fair struct {
 
 const (
 	fairKeys = 3
-	fairStep = 250 * time.Millisecond // longer than the pauses by chance between two questions to the Store
+	fairStep = 250 * time.Millisecond // longer than the random pauses between two queries of the Store
 	pairs    = 100                    // a load of a key of pairs or more makes two Gets
 )
 
-// A floor is the oldest value that may be read. The code goes by the clock, which shows what
-// happens at one instant in no order: a promise counts from the next instant on.
+// A floor is the oldest value that may be read. The code uses the clock, which does not order the events of one
+// instant. So a promise counts from the next instant on.
 type floor struct {
 	now, was int64
 	at       time.Duration // of now
@@ -78,7 +77,8 @@ func simulateCache(w *sim.World) {
 	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = fairStep, 5*w.Choose(10), 1+w.Choose(30), 10, 500
 	steps := func(n ...int) time.Duration { return time.Duration(sim.Pick(w, n...)) * fairStep }
 	cfg := cacheaside.Config[int, int64]{
-		TTL: steps(8, 2, 1, 40), Jitter: cacheaside.None, StaleWhileRevalidate: steps(0, 0, 4), StaleIfError: steps(0, 100, 100), ErrorPause: sim.Pick(w, cacheaside.None, fairStep, 4*fairStep),
+		TTL: steps(8, 2, 1, 40), Jitter: cacheaside.None, StaleWhileRevalidate: steps(0, 0, 4),
+		StaleIfError: steps(0, 100, 100), ErrorPause: sim.Pick(w, cacheaside.None, fairStep, 4*fairStep),
 		LoadTimeout: 100*fairStep + 3*time.Millisecond, FinishLoads: w.Chance(50),
 	}
 	if cfg.StaleIfError > 0 {
@@ -88,7 +88,7 @@ func simulateCache(w *sim.World) {
 	switch w.Choose(6) {
 	case 0, 1, 2:
 		f.store = newFakeStore()
-		w.Chance(30) // for a setting that there was, so that the corpus means what it did
+		w.Chance(30) // the draw of a former setting; without it, the corpus would run other cases
 	case 3, 4:
 		f.store, f.memory = newFakeStore(), false
 	default:
@@ -96,8 +96,8 @@ func simulateCache(w *sim.World) {
 	}
 	f.keys = fairKeys
 	if f.store != nil && f.memory && w.Chance(80) {
-		// Loads of one key that has an old value begin and end in any order around its writes.
-		// The fences of b stand for long, and others hear of them late.
+		// Loads of one key that has a stale value start and end in any order relative to its writes. The fences of process b
+		// stay in place for long, and the messages about them are late.
 		f.keys, n = 1, 2+w.Choose(2)
 		cfg.TTL, cfg.StaleWhileRevalidate, cfg.StaleIfError, cfg.SoftTimeout = fairStep, 0, 100*fairStep, fairStep
 		w.Hold, w.Meddle, w.Idle = 4+w.Choose(40), 3, 60
@@ -105,7 +105,8 @@ func simulateCache(w *sim.World) {
 			switch {
 			case strings.Contains(label, "hears"):
 				return 70
-			case strings.HasPrefix(label, "b writes"), strings.Contains(label, " has "), strings.Contains(label, "asks") && strings.HasSuffix(label, "answer"):
+			case strings.HasPrefix(label, "b writes"), strings.Contains(label, " has "),
+				strings.Contains(label, "asks") && strings.HasSuffix(label, "answer"):
 				return 50
 			}
 			return 3
@@ -137,7 +138,8 @@ func simulateCache(w *sim.World) {
 			_ = p.cache.Close()
 		}
 	}()
-	get, write := sim.Act{Name: "get", Do: func() { f.some().get(f.key(), w.Choose(8)) }}, sim.Act{Name: "write", Do: func() { f.some().write(f.key()) }}
+	get, write := sim.Act{Name: "get", Do: func() { f.some().get(f.key(), w.Choose(8)) }},
+		sim.Act{Name: "write", Do: func() { f.some().write(f.key()) }}
 	w.Acts = []sim.Act{
 		get, get, get, get, get, write, write,
 		{Name: "get of two keys", Do: func() { f.some().get(pairs+w.Choose(2), 0) }},
@@ -171,8 +173,8 @@ func simulateCache(w *sim.World) {
 	if !w.Drive(most, idle) && !w.Failed() {
 		w.Fail("liveness", "after %v without trouble there are %v", most, f.pending)
 	}
-	// By then the Store is told of all, also of what a Write could not tell it: that is tried
-	// again after ErrorPause. What was old before is not served.
+	// By then all invalidations have reached the Store, including those of a Write that are retried after ErrorPause. No
+	// value from before is served as stale.
 	settled := cfg.TTL + cfg.StaleWhileRevalidate + max(cfg.ErrorPause, 0) + fairStep
 	w.Drive(settled, nil)
 	for round := range 2 {
@@ -184,11 +186,11 @@ func simulateCache(w *sim.World) {
 				}
 			}
 		}
-		if round == 0 { // what failed before is no longer remembered
+		if round == 0 { // earlier failures are no longer stored
 			w.Drive(cfg.TTL+cfg.StaleWhileRevalidate+5*fairStep, nil)
 		}
 	}
-	// Each load that was overtaken asks the Store until a lease that nobody gave back has ended.
+	// Each load that was invalidated polls the Store until a lease that was not released has expired.
 	if calls := w.Counts().Calls - before; calls > 1000 {
 		w.Fail("work", "%d calls after the troubles", calls)
 	}
@@ -198,7 +200,7 @@ func (f *fair) some() *stall { return f.processes[f.Choose(len(f.processes))] }
 
 func (f *fair) key() int { return f.Choose(f.keys) }
 
-// begin notes that an operation is in flight, until done is called.
+// begin records that an operation is in flight until done is called.
 func (f *fair) begin(what string) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -212,7 +214,8 @@ func (f *fair) begin(what string) (done func()) {
 	}
 }
 
-// get is a Get. how: 7 is impatient, 6 skips memory, 5 is a GetMany, 8 must have what is committed.
+// get calls Get, depending on how: 7 has a short timeout, 6 skips memory, 5 calls GetMany, and 8 must return the
+// committed value.
 func (p *stall) get(key, how int) {
 	what := fmt.Sprintf("%s gets %d", p.name, key)
 	defer p.begin(what)()
@@ -295,8 +298,8 @@ func (p *stall) commit(key int) int64 {
 	return p.source[key]
 }
 
-// promise says that key is not read older than v by this process and, if the Store knows it
-// and memory is skipped, by no other.
+// promise records that this process no longer reads a value of key older than v. If the invalidation has reached the
+// Store, the same holds for the other processes that skip memory.
 func (p *stall) promise(key int, v int64, told bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -408,7 +411,8 @@ func (c *simConn) Release(ctx context.Context, ask cacheaside.Request, failed bo
 }
 
 func (c *simConn) Invalidate(ctx context.Context, keys ...string) error {
-	return c.call(ctx, fmt.Sprint("invalidates ", keys), func() { _ = c.fakeConn.Invalidate(context.Background(), keys...) })
+	return c.call(ctx, fmt.Sprint("invalidates ", keys),
+		func() { _ = c.fakeConn.Invalidate(context.Background(), keys...) })
 }
 
 func (c *simConn) Expire(ctx context.Context, keys ...string) error {

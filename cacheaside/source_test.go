@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// GetWith tells where its result comes from.
+// GetWith returns the source of its result.
 func TestGetWithReturnsTheSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := false

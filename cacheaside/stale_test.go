@@ -17,14 +17,13 @@ import (
 
 var errLoad = errors.New("the database is down")
 
-// TestStaleness is a table of every combination: the age of the value, the outcome of
-// its load and the configuration, and what a Get then returns, when, and what the next
-// Get returns. The value was loaded at 0 and is fresh for a minute. A load takes a
-// second, or ten if it is slow.
+// TestStaleness has a table of all combinations of the age of a value, the outcome of its load, and the configuration.
+// For each it has the result of a Get, the time after which the Get returns, and the result of the next Get. The value
+// was loaded at 0 and is fresh for a minute. A load takes a second, or ten if it is slow.
 func TestStaleness(t *testing.T) {
 	const (
 		freshAge = 30 * time.Second
-		staleAge = 65 * time.Second // 5 s past its TTL
+		staleAge = 65 * time.Second // expired for 5 seconds
 		deadAge  = 10 * time.Minute
 	)
 	type config = cacheaside.Config[int, string]
@@ -41,7 +40,7 @@ func TestStaleness(t *testing.T) {
 		load   string // ok, slow, fails, missing
 		want   string // old, new, error, missing
 		after  time.Duration
-		loads  int // begun by the Get
+		loads  int // loads that the Get starts
 		next   string
 	}{
 		{"fresh", plain, freshAge, "ok", "old", 0, 0, "old"},
@@ -69,7 +68,7 @@ func TestStaleness(t *testing.T) {
 		{"soft timeout, slow", soft, staleAge, "slow", "old", 3 * time.Second, 1, "new"},
 		{"soft timeout, fails", soft, staleAge, "fails", "old", time.Second, 1, "old"},
 		{"soft timeout, missing", soft, staleAge, "missing", "missing", time.Second, 1, "missing"},
-		{"soft timeout, too old", soft, deadAge, "slow", "new", 10 * time.Second, 1, "new"},
+		{"soft timeout, unusable", soft, deadAge, "slow", "new", 10 * time.Second, 1, "new"},
 
 		{"both", both, staleAge, "fails", "old", 0, 1, "old"},
 		{"both, only on error", both, 80 * time.Second, "fails", "old", time.Second, 1, "old"},
@@ -147,7 +146,7 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// Callers of a load that Close cancels get ErrClosed, and no old value.
+// Callers of a load that Close cancels get ErrClosed, and no stale value.
 func TestCloseServesNoStaleValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := false
@@ -173,7 +172,7 @@ func TestCloseServesNoStaleValue(t *testing.T) {
 	})
 }
 
-// That a key does not exist is no old value of one whose load has failed.
+// The absence of a key is not served as a stale value when a load fails.
 func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -214,11 +213,12 @@ func TestSoftTimeoutDuringObserver(t *testing.T) {
 }
 
 // Times that are meant as "forever" do not overflow into the past.
-func TestLongTimesAreLong(t *testing.T) {
+func TestLongTimesDoNotOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: math.MaxInt64, ErrorPause: math.MaxInt64, SoftTimeout: math.MaxInt64,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: math.MaxInt64, ErrorPause: math.MaxInt64,
+			SoftTimeout: math.MaxInt64,
 			Load: func(context.Context, int) (int, error) {
 				loads++
 				time.Sleep(time.Second)
@@ -238,7 +238,7 @@ func TestLongTimesAreLong(t *testing.T) {
 			took = append(took, time.Since(began))
 			time.Sleep(time.Hour)
 		}
-		require.Equal(t, 2, loads, "the source has failed, and is not asked again")
+		require.Equal(t, 2, loads, "the source has failed, and is not called again")
 		require.Equal(t, []time.Duration{time.Second, time.Second, 0}, took, "callers wait for a load")
 	})
 }
@@ -341,7 +341,7 @@ func TestExpiredServedInvalidatedNever(t *testing.T) {
 			start := time.Now()
 			v, err := c.Get(t.Context(), 1)
 			require.NoError(t, err)
-			require.Equal(t, int64(0), v, "stale, at once")
+			require.Equal(t, int64(0), v, "stale, immediately")
 			require.Zero(t, time.Since(start))
 			time.Sleep(2 * time.Second)
 			v, err = c.Get(t.Context(), 1)

@@ -13,13 +13,13 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// A scripted Store notes what it is asked and told about one key, and answers as it is told, then as
-// the Store beneath does.
+// A scripted Store records the calls about one key. It returns the given responses, and then the responses of the Store
+// within.
 type scripted struct {
 	cacheaside.Store
 	answers []cacheaside.Response
 	asks    []cacheaside.Request
-	failed  []bool // of each Release
+	failed  []bool // failed of each Release
 }
 
 func (s *scripted) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
@@ -37,16 +37,17 @@ func (s *scripted) Release(ctx context.Context, ask cacheaside.Request, failed b
 	return s.Store.Release(ctx, ask, failed)
 }
 
-// inStore returns what a Cache writes for value.
+// inStore returns the encoding of value that a Cache stores.
 func inStore(t *testing.T, value int) []byte {
 	shared := newFakeStore()
-	c := cacheaside.New(config{Load: func(context.Context, int) (int, error) { return value, nil }, Store: shared.connect()})
+	c := cacheaside.New(config{Load: func(context.Context, int) (int, error) { return value, nil },
+		Store: shared.connect()})
 	defer c.Close()
 	mustGet(t, c, 1)
 	return shared.items["1"].of(0).value
 }
 
-// What a Cache makes of the answers of its Store: 7 is the value there, and 1 the one that it loads.
+// The result of a Get for each sequence of responses. The value in the Store is 7, and Load returns 1.
 func TestAnswersOfTheStore(t *testing.T) {
 	value, damaged := inStore(t, 7), []byte("damaged")
 	const busy, failed = cacheaside.Busy, cacheaside.Failed
@@ -55,19 +56,19 @@ func TestAnswersOfTheStore(t *testing.T) {
 		staleOK bool
 		want    int
 		wantErr string
-		refresh []bool // of each question
+		refresh []bool // Refresh of each Request
 		waits   bool
 	}{
 		"a failure that it waited for": {
 			answers: []cacheaside.Response{{State: busy, Wait: time.Second, WaitToken: "0"}, {State: failed}}, waits: true,
 			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process failed"},
-		"a failure beside an old value": {
+		"a failure with a stale value": {
 			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false}, want: 7},
-		"a failure beside a value that is too old here": {
+		"a failure with a value that is unusable here": {
 			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}},
 			refresh: []bool{false, true}, want: 1},
-		"a failure beside a value that cannot be read": {
+		"a failure with a value that cannot be read": {
 			answers: []cacheaside.Response{{State: failed, Value: damaged, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false, true}, want: 1},
 		"a value that cannot be read, and that another process replaces": {
@@ -107,7 +108,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 	}
 }
 
-// An old value beside which a load has failed elsewhere is served for ErrorPause without a question.
+// A stale value whose load has failed in another process is served for ErrorPause without a query.
 func TestRemoteFailurePausesRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := cacheaside.Response{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
@@ -125,8 +126,8 @@ func TestRemoteFailurePausesRefresh(t *testing.T) {
 	})
 }
 
-// Those who wait for a lease are told of a failure: not of an answer or a refusal, which are of this
-// process alone.
+// Callers that wait for a lease learn about a failure, but not about an answer or a refusal, which are this process's
+// own.
 func TestFailuresReportedToOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		load   func() error
@@ -150,7 +151,7 @@ func TestFailuresReportedToOthers(t *testing.T) {
 	}
 }
 
-// With the last caller ends the waiting for another process: the Store is asked no more.
+// When the last caller cancels, the flight stops polling the Store for another process's load.
 func TestCallersDoNotPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -168,13 +169,14 @@ func TestCallersDoNotPoll(t *testing.T) {
 	})
 }
 
-// A caller may leave in the moment in which the Store answers that a write is in flight: this is for the
-// race detector.
+// A caller may cancel at the moment at which the Store responds that a write is in progress. The race detector checks
+// this test.
 func TestCallerCancelsAtFence(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
-			c := cacheaside.New(config{Load: identity, FinishLoads: true, Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
+			c := cacheaside.New(config{Load: identity, FinishLoads: true,
+				Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
 			defer c.Close()
 			_, err := shared.connect().Fence(t.Context(), "1", "another process")
 			require.NoError(t, err)
@@ -185,8 +187,8 @@ func TestCallerCancelsAtFence(t *testing.T) {
 	}
 }
 
-// With a ReplicaLag, values are shared, too; but not one whose load a change of another process overtook: it
-// may be from before that.
+// With a ReplicaLag, values are shared as well. The exception is a value that another process invalidated during its
+// load, because it may be from before that change.
 func TestLagKeepsInvalidatedLoadOutOfStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -236,7 +238,7 @@ func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 	all.Wait()
 }
 
-// When the pause of a shard is over, one call tries it, and the others do without.
+// When a shard's pause is over, one call tries the shard, and the other calls skip it.
 func TestOneCallProbesDownShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()

@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// If any byte of a payload is damaged, its value is loaded again, once.
+// A value with any damaged byte is loaded again, once.
 func TestDamagedPayloadIsReloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -48,8 +48,8 @@ func TestDamagedPayloadIsReloaded(t *testing.T) {
 	})
 }
 
-// A Codec that panics about one value is as one that returns an error: the value is loaded again or kept
-// in memory only, and the keys beside it have theirs.
+// A Codec that panics is like a Codec that returns an error: the value is loaded again, or cached in memory only, and
+// other keys of the call are not affected.
 func TestCodecThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog

@@ -14,8 +14,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// Other processes repeat a load that outlasts its lease, but all processes keep the
-// first result.
+// Other processes repeat a load that outlasts its lease, but all processes cache the first result.
 func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
@@ -59,8 +58,8 @@ func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 	}
 }
 
-// Of two loads of one generation, the Store keeps the first to end. The process of the
-// other one keeps its own result, since nothing was invalidated.
+// Of two loads in one generation, the Store has the result of the first to end. The other process caches its own
+// result, because nothing was invalidated.
 func TestFirstFillWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -77,7 +76,8 @@ func TestFirstFillWins(t *testing.T) {
 		go func() {
 			time.Sleep(4 * time.Second)
 			look, _ := next.Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "next"})
-			_, _ = next.Fill(t.Context(), cacheaside.Entry{Key: "1", Grant: look[0].Grant, Value: []byte("first"), Fresh: time.Minute, Keep: time.Minute})
+			_, _ = next.Fill(t.Context(),
+				cacheaside.Entry{Key: "1", Grant: look[0].Grant, Value: []byte("first"), Fresh: time.Minute, Keep: time.Minute})
 		}()
 		require.Equal(t, "slow", mustGet(t, c, 1))
 		v, ok := c.Peek(1)
@@ -108,7 +108,7 @@ func TestInvalidationAffectsAllLoadsInFlight(t *testing.T) {
 		for _, c := range caches {
 			wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
 		}
-		time.Sleep(8 * time.Second) // each load has begun
+		time.Sleep(8 * time.Second) // each load has started
 		version.Store(1)
 		require.NoError(t, shared.connect().Invalidate(t.Context(), "1"))
 		wg.Wait()
@@ -117,8 +117,7 @@ func TestInvalidationAffectsAllLoadsInFlight(t *testing.T) {
 	})
 }
 
-// Memory does not keep what the Store knows to be invalidated, even if the message is
-// lost.
+// Memory does not cache a value that was invalidated in the Store, even if the message is lost.
 func TestInvalidatedFillIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -129,7 +128,7 @@ func TestInvalidatedFillIsNotCached(t *testing.T) {
 				defer time.Sleep(time.Second)
 				return version.Load(), nil
 			},
-			Store: &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // hears nothing
+			Store: &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // receives no messages
 		})
 		c.Observe(log.add)
 		defer c.Close()
@@ -197,7 +196,7 @@ func TestCanceledCallerLeavesNoLease(t *testing.T) {
 			defer cancel()
 			var err error
 			if many {
-				_, err = impatient.GetMany(ctx, []int{2, 66, 130}) // of one shard
+				_, err = impatient.GetMany(ctx, []int{2, 66, 130}) // in one shard
 			} else {
 				_, err = impatient.Get(ctx, 1)
 			}
@@ -211,8 +210,7 @@ func TestCanceledCallerLeavesNoLease(t *testing.T) {
 	})
 }
 
-// Whatever part of a fence was lost, the key is cached again long before the fence falls
-// by itself, after 20 s.
+// Whichever response about a fence was lost, the key is cached again long before the fence expires after 20 seconds.
 func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 	for _, call := range []string{"Fence", "Unfence before", "Unfence"} {
 		t.Run(call, func(t *testing.T) {
@@ -241,7 +239,7 @@ func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 	}
 }
 
-// A caller that gives up during Fence leaves no fence.
+// A caller that cancels during Fence leaves no fence in place.
 func TestCanceledCallerLeavesNoFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()

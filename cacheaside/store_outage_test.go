@@ -30,7 +30,7 @@ func TestInvalidateOfManyKeysDoesNotWaitForEach(t *testing.T) {
 		}
 		start := time.Now()
 		err := c.Invalidate(t.Context(), keys...)
-		require.LessOrEqual(t, time.Since(start), 2*conn.hangs, "eight calls are under way at a time")
+		require.LessOrEqual(t, time.Since(start), 2*conn.hangs, "eight calls run concurrently")
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
 		require.Len(t, untold.Keys, 500)
@@ -75,7 +75,7 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 		mustGet(t, c, 4)
 		require.Equal(t, 2, src.loaded(4))
 
-		// After its pause the shard is asked once: by a Get, or to release a lease.
+		// After its pause, the shard is called once: by a Get, or to release a lease.
 		time.Sleep(time.Second)
 		start = time.Now()
 		for range 10 {
@@ -92,8 +92,8 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 	})
 }
 
-// A shard that stays down is one outage: what the others were told is told again once, and
-// they are used.
+// A shard that stays down is one outage. The invalidations of the other shards are retried once, and the other shards
+// are used.
 func TestDownShardIsOneOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -113,12 +113,12 @@ func TestDownShardIsOneOutage(t *testing.T) {
 		require.Zero(t, log.count(cacheaside.EventStoreRestored))
 		require.Equal(t, 1, shared.called("Invalidate"))
 		require.Equal(t, 1, src.loaded(1))
-		require.Equal(t, 600+60, shared.called("Acquire"), "the shard that is down each second, whoever asks")
+		require.Equal(t, 600+60, shared.called("Acquire"), "the shard that is down is called once a second, for all callers")
 	})
 }
 
-// While memory is unused because the subscription is lost, an old value in the Store is
-// served as one in memory would be.
+// While memory is not used because the subscription is lost, a stale value in the Store is served as it would be from
+// memory.
 func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -127,7 +127,8 @@ func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 		mode.Store("ok")
 		var loads atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond, ErrorPause: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
+			ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
 				switch mode.Load() {
@@ -158,14 +159,14 @@ func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 		for range 10 {
 			require.Equal(t, 1, mustGet(t, c, 2))
 		}
-		require.Equal(t, int64(1), loads.Load(), "and the pause holds")
+		require.Equal(t, int64(1), loads.Load(), "no load during the pause")
 		require.NoError(t, c.Invalidate(t.Context(), 2))
 		_, err := c.Get(t.Context(), 2)
 		require.ErrorIs(t, err, errLoad)
 	})
 }
 
-// deaf is a Store that answers, but whose subscription is lost for good.
+// A deaf Store works, but its subscription is lost permanently.
 type deaf struct {
 	cacheaside.Store
 	lost chan struct{}
@@ -189,11 +190,12 @@ func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
 	return d.Store.Watch(ctx, up, heard)
 }
 
-// A Store that answers too little makes no call fail.
+// A Store that returns too few responses fails no call.
 func TestIncompleteStoreResponseIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asks atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: cacheaside.None})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load,
+			Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: cacheaside.None})
 		defer c.Close()
 		synctest.Wait()
 		for range 2 {
@@ -207,7 +209,7 @@ func TestIncompleteStoreResponseIsIgnored(t *testing.T) {
 	})
 }
 
-// A mumbling Store leaves out the answers of Fill, or of Acquire.
+// A mumbling Store omits the results of Fill or of Acquire.
 type mumbling struct {
 	cacheaside.Store
 	asks *atomic.Bool
@@ -222,7 +224,7 @@ func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]ca
 
 func (mumbling) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, nil }
 
-// An InvalidateAll that the Store has not heard is told of, and told to the Store later.
+// An InvalidateAll that did not reach the Store is reported, and retried later.
 func TestLostInvalidateAllIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -247,8 +249,8 @@ func TestLostInvalidateAllIsRetried(t *testing.T) {
 	})
 }
 
-// Shards that stay down, and keep missing changes, do not keep one that is back from being told,
-// and neither does a change of all keys that fails.
+// Shards that stay down, and an InvalidateAll that keeps failing, do not delay the invalidations of a shard that works
+// again.
 func TestPendingInvalidationsRetriedInAnyOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
@@ -277,7 +279,8 @@ func TestCloseDuringStoreCallIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		var failed atomic.Bool
-		store := flaky{patient{newFakeStore().connect()}, func(call string) bool { return call == "Invalidate" && !failed.Swap(true) }}
+		store := flaky{patient{newFakeStore().connect()},
+			func(call string) bool { return call == "Invalidate" && !failed.Swap(true) }}
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Load: newSource().load, Store: store, ErrorPause: time.Second,
 		})
@@ -287,13 +290,13 @@ func TestCloseDuringStoreCallIsNoOutage(t *testing.T) {
 		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
-		time.Sleep(950 * time.Millisecond) // it is being told
+		time.Sleep(950 * time.Millisecond) // the retry is in progress
 		require.NoError(t, c.Close())
 		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
 	})
 }
 
-// A patient Store takes 100 ms to be told of a change, if ctx lasts so long.
+// A patient Store takes 100ms for each Invalidate, unless ctx is done before.
 type patient struct{ cacheaside.Store }
 
 func (p patient) Invalidate(ctx context.Context, keys ...string) error {

@@ -29,11 +29,11 @@ func (p picky) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, er
 	return p.Store.Fill(ctx, values...)
 }
 
-// A value that the Store refuses is loaded by each process, at once. Its neighbors in the shard, in the same call too,
-// are shared, and the Store does not count as lost.
+// Each process loads a value that the Store refuses, without waiting. Other values in the shard are shared, even if
+// they are stored by the same call, and the Store does not count as lost.
 func TestRefusedValueIsNoOutage(t *testing.T) {
-	for name, takes := range map[string]time.Duration{"at once": 0, "after a timeout": 250 * time.Millisecond} {
-		for lag, lagging := range map[time.Duration]string{0: "", time.Nanosecond: " with a lag"} {
+	for name, takes := range map[string]time.Duration{"fast": 0, "after a timeout": 250 * time.Millisecond} {
+		for lag, lagging := range map[time.Duration]string{0: "", time.Nanosecond: ", with a ReplicaLag"} {
 			t.Run(name+lagging, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					shared, src := newFakeStore(), newSource()
@@ -57,7 +57,7 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 						c.Observe(log.add)
 						return c
 					}
-					keys := []int{11, 201, 21, 1001, 1} // of one shard; 201 and 1001 are refused
+					keys := []int{11, 201, 21, 1001, 1} // in one shard; 201 and 1001 are refused
 					a, b := open(), open()
 					defer a.Close()
 					defer b.Close()
@@ -84,7 +84,7 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 						}
 						require.LessOrEqual(t, src.loaded(key), most, key)
 					}
-					refused := 2 // by the GetMany, and each of the other Gets
+					refused := 2 // values refused in the GetMany; each of the other Gets adds one
 					if lag > 0 {
 						refused = 1 // 201 is not tried
 					}
@@ -95,7 +95,7 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 	}
 }
 
-// If the Store does not answer after a Fill that failed either, it is lost, and no further call of it is made.
+// If Release fails after a failed Fill, the Store is lost, and not called again.
 func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog

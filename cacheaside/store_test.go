@@ -79,8 +79,8 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 	})
 }
 
-// A load in flight is not kept if another process invalidates its key, neither in the
-// Store nor in memory. Neither is a value that was read before the subscription began.
+// The result of a load in flight is not cached if another process invalidates its key, neither in the Store nor in
+// memory. Neither is a value that was read before the subscription started.
 func TestMessagesInvalidateFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -118,7 +118,7 @@ func TestMessagesInvalidateFlights(t *testing.T) {
 			require.NoError(t, other.Invalidate(t.Context(), "1"))
 		}
 
-		// A load that begins while the subscription is down and ends after it is back.
+		// A load that starts while the subscription is lost, and ends when it is back.
 		conn.fail()
 		synctest.Wait()
 		var wg sync.WaitGroup
@@ -196,14 +196,14 @@ func TestFencedKeyIsNotCached(t *testing.T) {
 				_, err = writer.Fence(t.Context(), "1", "second")
 				require.NoError(t, err)
 				for want := range 3 {
-					require.Equal(t, want, mustGet(t, c, 1), "as committed, though nobody was told")
+					require.Equal(t, want, mustGet(t, c, 1), "as committed, although no process was notified")
 					require.NoError(t, src.write(1)(t.Context()))
 				}
 				require.NoError(t, writer.Unfence(t.Context(), "1", "first"))
-				require.Equal(t, 3, mustGet(t, c, 1), "the second fence still stands")
+				require.Equal(t, 3, mustGet(t, c, 1), "the second fence is still in place")
 				require.NoError(t, src.write(1)(t.Context()))
 				require.Equal(t, 4, mustGet(t, c, 1))
-				time.Sleep(2 * shared.write) // the fence falls, since its writer died
+				time.Sleep(2 * shared.write) // the fence of the dead writer expires
 				mustGet(t, c, 1)
 				loads := src.loaded(1)
 				mustGet(t, c, 1)
@@ -213,8 +213,8 @@ func TestFencedKeyIsNotCached(t *testing.T) {
 	}
 }
 
-// Behind a fence each caller gets a load that began after its call, and one load runs at
-// a time.
+// While a fence is in place, each caller gets the result of a load that started after its call, and one load runs at a
+// time.
 func TestLoadsBehindAFenceAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -266,7 +266,7 @@ func TestWriteIsBoundedByItsFence(t *testing.T) {
 		require.EqualError(t, err, "cacheaside: users: write timed out after 10s")
 		require.Equal(t, 1, shared.called("Unfence"))
 
-		// write is not called if its ctx ended during Fence.
+		// write is not called if its ctx is done when Fence returns.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, c.Write(ctx, 1, func(context.Context) error { panic("called") }), context.Canceled)
@@ -283,21 +283,28 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 		untold   bool
 		wantText string
 	}{
-		"told":                      {0, "", nil, false, ""},
-		"covered by its fence":      {time.Second, "Unfence", nil, false, ""},
-		"as long as its fence":      {10 * time.Second, "Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
-		"longer than its fence":     {11 * time.Second, "Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
-		"no fence, but told":        {0, "Fence", nil, false, ""},
-		"neither":                   {0, "Fence Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
-		"neither, and it failed":    {0, "Fence Unfence", boom, true, "constraint violated\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
-		"covered, and it failed":    {0, "Unfence", boom, false, "constraint violated"},
-		"longer, told, and failed":  {11 * time.Second, "", boom, false, "constraint violated"},
-		"longer, told":              {11 * time.Second, "", nil, false, ""},
-		"longer, no fence, told":    {11 * time.Second, "Fence", nil, false, ""},
-		"longer, no fence, untold":  {11 * time.Second, "Fence Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+		"told":                 {0, "", nil, false, ""},
+		"covered by its fence": {time.Second, "Unfence", nil, false, ""},
+		"as long as its fence": {10 * time.Second, "Unfence", nil, true,
+			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+		"longer than its fence": {11 * time.Second, "Unfence", nil, true,
+			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+		"no fence, but invalidated": {0, "Fence", nil, false, ""},
+		"neither": {0, "Fence Unfence", nil, true,
+			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+		"neither, and it failed": {0, "Fence Unfence", boom, true,
+			"constraint violated\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"covered, and it failed":          {0, "Unfence", boom, false, "constraint violated"},
+		"longer, invalidated, and failed": {11 * time.Second, "", boom, false, "constraint violated"},
+		"longer, invalidated":             {11 * time.Second, "", nil, false, ""},
+		"longer, no fence, invalidated":   {11 * time.Second, "Fence", nil, false, ""},
+		"longer, no fence, not invalidated": {11 * time.Second, "Fence Unfence", nil, true,
+			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"fence answered, not stood": {0, "Fence", boom, false, "constraint violated"},
-		"neither, and the answer":   {0, "Fence Unfence", forbidden{}, true, "forbidden\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
-		"neither, and a refusal":    {0, "Fence Unfence", refusal{}, true, "open\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"neither, and the answer": {0, "Fence Unfence", forbidden{}, true,
+			"forbidden\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"neither, and a refusal": {0, "Fence Unfence", refusal{}, true,
+			"open\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -367,13 +374,13 @@ func TestStoreDownAndBack(t *testing.T) {
 		asked := shared.called("Acquire")
 		for i := range 10 {
 			mustGet(t, c, 1)
-			require.Equal(t, 2+i, src.loaded(1), "memory is not used while nothing is heard")
+			require.Equal(t, 2+i, src.loaded(1), "memory is not used without a subscription")
 		}
-		require.Equal(t, asked+1, shared.called("Acquire"), "not asked again and again")
+		require.Equal(t, asked+1, shared.called("Acquire"), "not queried again and again")
 		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
 		require.Contains(t, log.events, cacheaside.Event{Kind: cacheaside.EventStoreLost, Name: "users", Err: errStore})
 
-		// A Write goes through. The untold Store is an error.
+		// A Write succeeds, but returns an error because the invalidation did not reach the Store.
 		err := c.Write(t.Context(), 1, src.write(1))
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
@@ -381,7 +388,8 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.ErrorIs(t, err, errStore)
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
-		require.EqualError(t, err, `cacheaside: users: the write succeeded, but ["1"] not invalidated in the store: the store is down`)
+		require.EqualError(t, err,
+			`cacheaside: users: the write succeeded, but ["1"] not invalidated in the store: the store is down`)
 		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
 		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 		require.Equal(t, 1, mustGet(t, c, 1))
@@ -392,7 +400,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.ErrorIs(t, err, boom)
 		require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
 
-		// The Store is back but has not been told: its value of the key is not trusted.
+		// The Store is back, but the invalidation is still pending, so its value of the key is not used.
 		conn.recover()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		time.Sleep(2 * time.Second)
@@ -438,7 +446,7 @@ func TestPendingKeysAreBounded(t *testing.T) {
 		require.Error(t, c.Invalidate(t.Context(), 5))
 		require.Equal(t, int64(2), c.Stats().PendingInvalidations)
 		conn.recover()
-		require.NoError(t, c.Close(), "told in the end")
+		require.NoError(t, c.Close(), "invalidated in the end")
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
 		require.Equal(t, 2, conn.called("InvalidateAll"))
 		require.Equal(t, 2, conn.called("Invalidate"))
@@ -500,8 +508,8 @@ func (f flaky) Unfence(ctx context.Context, key, token string) error {
 	return f.Store.Unfence(ctx, key, token)
 }
 
-// An invalidation that could not be told leaves the old value in the Store. The process
-// must not read it from there until the Store has been told.
+// A pending invalidation leaves the stale value in the Store. The process does not read it from there until the
+// invalidation has reached the Store.
 func TestPendingKeySkipsStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
@@ -516,10 +524,11 @@ func TestPendingKeySkipsStore(t *testing.T) {
 		synctest.Wait()
 		mustGet(t, c, 1)
 		failing.Store(true)
-		require.NoError(t, c.Write(t.Context(), 1, src.write(1)), "it will be told, and the fence holds until then")
+		require.NoError(t, c.Write(t.Context(), 1, src.write(1)),
+			"the invalidation is pending, and the fence is in place until then")
 		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Equal(t, 1, mustGet(t, other, 1), "the fence still stands: others read the source too")
+		require.Equal(t, 1, mustGet(t, other, 1), "the fence is still in place: others read the source as well")
 		failing.Store(false)
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 1, mustGet(t, c, 1))
@@ -527,8 +536,7 @@ func TestPendingKeySkipsStore(t *testing.T) {
 	})
 }
 
-// The same if only the invalidation fails: the Store answers at once, with the old
-// value.
+// The same if only the invalidation fails, and the Store returns the stale value immediately.
 func TestPendingKeySkipsWorkingStore(t *testing.T) {
 	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1) },
@@ -553,7 +561,7 @@ func TestPendingKeySkipsWorkingStore(t *testing.T) {
 					require.NoError(t, src.write(1)(t.Context()))
 					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotPropagated)
 					require.Equal(t, want, mustGet(t, c, 1))
-					time.Sleep(time.Second) // it is tried again, without success
+					time.Sleep(time.Second) // it is retried, without success
 				}
 				failing.Store(false)
 				time.Sleep(time.Second)
@@ -561,7 +569,7 @@ func TestPendingKeySkipsWorkingStore(t *testing.T) {
 				require.NoError(t, c.Expire(t.Context(), 1))
 				asked := shared.called("Acquire")
 				require.Equal(t, 3, mustGet(t, c, 1))
-				require.Equal(t, asked+1, shared.called("Acquire"), "told, and asked again")
+				require.Equal(t, asked+1, shared.called("Acquire"), "invalidated, and queried again")
 			})
 		})
 	}
@@ -690,8 +698,7 @@ func TestNotFoundIsSharedAndReplacesValue(t *testing.T) {
 	})
 }
 
-// Without memory, a stale value in the Store is served at once and refreshed by
-// one process.
+// Without memory, a stale value in the Store is served immediately, and refreshed by one process.
 func TestStaleValueOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -721,14 +728,15 @@ func TestStaleValueOfTheStore(t *testing.T) {
 	})
 }
 
-// While another process loads, an old value is served, and the Store is not asked each time.
+// While another process loads, the stale value is served, and the Store is not queried each time.
 func TestStaleValuePausesStoreLookups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Load: func(context.Context, int) (int, error) {
-			time.Sleep(time.Second)
-			return 1, nil
-		}}
+		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
+			Load: func(context.Context, int) (int, error) {
+				time.Sleep(time.Second)
+				return 1, nil
+			}}
 		cfg.Store = shared.connect()
 		a := cacheaside.New(cfg)
 		defer a.Close()
@@ -754,10 +762,11 @@ func TestStaleValuePausesStoreLookups(t *testing.T) {
 func TestExpiredValueIsNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second, Load: func(context.Context, int) (int, error) {
-			time.Sleep(2 * time.Second)
-			return 1, nil
-		}})
+		c := cacheaside.New(cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second,
+			Load: func(context.Context, int) (int, error) {
+				time.Sleep(2 * time.Second)
+				return 1, nil
+			}})
 		defer c.Close()
 		mustGet(t, c, 1)
 		require.Zero(t, shared.called("Fill"))
@@ -765,14 +774,15 @@ func TestExpiredValueIsNotStored(t *testing.T) {
 	})
 }
 
-// A value that is not to be kept takes the place of the old one also in the Store, which otherwise
-// served that again and again.
+// A value that is not cached also removes the stale value from the Store, which would otherwise be served again and
+// again.
 func TestUncachedValueRemovesStoredValue(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			loads := 0
 			c := cacheaside.New(cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Store: watchedIf(watched, newFakeStore().connect()),
+				TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
+				Store: watchedIf(watched, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
 					time.Sleep(time.Second)
 					loads++

@@ -12,8 +12,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// Without memory, the old value is in the Store, and the pause after a failed load
-// applies there too.
+// Without memory, the stale value is in the Store, and the pause after a failed load also applies to it.
 func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -46,7 +45,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		mustGet(t, c, 1)
 		require.Equal(t, int64(3), loads.Load())
 
-		// An invalidation ends the pause, since it leaves nothing to serve.
+		// An invalidation ends the pause, because there is no value left to serve.
 		require.NoError(t, shared.connect().Invalidate(t.Context(), "1"))
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, errLoad)
@@ -57,8 +56,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 	})
 }
 
-// Without a pause there is nothing that memory would keep of an old value of the Store, which may have
-// a new one.
+// Without ErrorPause, memory does not cache a stale value of the Store, which may have a new value by now.
 func TestStaleStoreValueUncachedWithoutPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -92,7 +90,7 @@ func TestStaleStoreValueUncachedWithoutPause(t *testing.T) {
 	})
 }
 
-// An old value may come while others wait for it: from another process, whose load has just ended.
+// A stale value may arrive while callers wait for it, from another process whose load has just ended.
 func TestStaleValueArrivesDuringWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -115,7 +113,7 @@ func TestStaleValueArrivesDuringWait(t *testing.T) {
 	})
 }
 
-// unheard hears nothing of other processes: their messages are on their way.
+// An unheard Store receives no messages of other processes, which are still in flight.
 type unheard struct{ cacheaside.Store }
 
 func (unheard) Watch(ctx context.Context, up func(), _ func(string)) error {
@@ -124,8 +122,7 @@ func (unheard) Watch(ctx context.Context, up func(), _ func(string)) error {
 	return ctx.Err()
 }
 
-// A flight that was overtaken, and that callers may join again while it waits its turn,
-// has no old value for them.
+// A flight that was invalidated, and that callers may join again while it waits its turn, has no stale value for them.
 func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 	type cache = *cacheaside.Cache[int, int]
 	for name, get := range map[string]func(context.Context, cache) (int, error){
@@ -154,9 +151,9 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				_, err := shared.connect().Fence(t.Context(), "1", "another process")
 				require.NoError(t, err)
-				require.Equal(t, 0, mustGet(t, c, 1)) // its flight loads alone
+				require.Equal(t, 0, mustGet(t, c, 1)) // its flight loads without the Store
 				store.on.Store(true)
-				require.Equal(t, 0, mustGet(t, c, 1)) // the next one asks the Store
+				require.Equal(t, 0, mustGet(t, c, 1)) // the next flight queries the Store
 				require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
 				close(store.hold) // the answer: still fenced
 				synctest.Wait()
@@ -168,8 +165,8 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 	}
 }
 
-// The old value is served once SoftTimeout has passed and the Store has answered, also to a
-// caller that joins a flight which waits for another process.
+// After SoftTimeout, callers get the Store's stale value as soon as the Store has responded, even a caller that joins a
+// flight that waits for another process.
 func TestSoftTimeoutServesStaleStoreValue(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
 		for who, elsewhere := range map[string]bool{"it loads": false, "another process loads": true} {

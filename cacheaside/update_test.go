@@ -129,7 +129,7 @@ func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
 	require.Equal(t, 1, wrapped)
 }
 
-// Update takes LoadMany away after GetMany has begun, here while it copies a value.
+// Update removes LoadMany after GetMany has started, here while GetMany copies a value.
 func TestUpdateRemovesLoadMany(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	begun := false
@@ -174,7 +174,8 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 		return func(context.Context, int) (int, error) { return n, nil }
 	}
 	many := func(context.Context, []int) (map[int]int, error) { return nil, nil }
-	cfg := config{Name: "users", Load: load(1), LoadMany: many, Store: flaky{newFakeStore().connect(), func(string) bool { return false }}}
+	cfg := config{Name: "users", Load: load(1), LoadMany: many,
+		Store: flaky{newFakeStore().connect(), func(string) bool { return false }}}
 	c := cacheaside.New(cfg)
 	defer c.Close()
 	mustGet(t, c, 1)
@@ -193,7 +194,7 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 	require.Equal(t, time.Hour, c.Config().TTL)
 	require.Equal(t, 1, mustGet(t, c, 1))
 	require.NoError(t, c.Invalidate(t.Context(), 1))
-	require.Equal(t, 2, mustGet(t, c, 1), "the next load is made by the new Load")
+	require.Equal(t, 2, mustGet(t, c, 1), "the next load calls the new Load")
 }
 
 // TestUpdateUnderLoad changes every setting that can change while calls run. No call may
@@ -272,7 +273,8 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		how.Store("value")
 		var log eventLog
 		c := cacheaside.New(config{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: cacheaside.None, LoadTimeout: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: cacheaside.None,
+			LoadTimeout: 10 * time.Second,
 			Load: func(ctx context.Context, k int) (int, error) {
 				time.Sleep(time.Second)
 				switch how.Load() {
@@ -320,10 +322,12 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 			took[e.Kind] = append(took[e.Kind], e.Took)
 			require.Equal(t, e.Kind == cacheaside.EventLoaded || e.Kind == cacheaside.EventNotFound, e.Err == nil, e.Kind)
 		}
-		for _, kind := range []cacheaside.EventKind{cacheaside.EventNotFound, cacheaside.EventLoadAnswered, cacheaside.EventLoadRefused} {
+		for _, kind := range []cacheaside.EventKind{cacheaside.EventNotFound, cacheaside.EventLoadAnswered,
+			cacheaside.EventLoadRefused} {
 			require.Equal(t, []time.Duration{time.Second}, took[kind], kind)
 		}
-		require.Equal(t, []time.Duration{time.Second, time.Second, 10 * time.Second, time.Second}, took[cacheaside.EventLoadFailed])
+		require.Equal(t, []time.Duration{time.Second, time.Second, 10 * time.Second, time.Second},
+			took[cacheaside.EventLoadFailed])
 
 		require.NoError(t, c.Close()) // the load that hangs has returned
 		after := c.Stats()
@@ -344,7 +348,7 @@ type kept struct{ encode func(int) []byte }
 func (k kept) Encode(v int) ([]byte, error)  { return k.encode(v), nil }
 func (kept) Decode(data []byte) (int, error) { return int(data[0]), nil }
 
-// Update changes no Codec. That one differs is an error where it can be told.
+// Update does not change the Codec. It returns an error if the new Codec can be compared and differs.
 func TestUpdateLeavesTheCodec(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		encoded := ""
@@ -359,12 +363,14 @@ func TestUpdateLeavesTheCodec(t *testing.T) {
 		mustGet(t, c, 1)
 		require.Equal(t, "first", encoded)
 		for _, other := range []cacheaside.Codec[int]{nil, plain{}} {
-			require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = other }), "Config.Codec is another: must be the same as before")
+			require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = other }),
+				"Config.Codec is another: must be the same as before")
 		}
 		cfg.Codec = nil
 		c = cacheaside.New(cfg)
 		defer c.Close()
 		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
-		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }), "Config.Codec is another: must be the same as before")
+		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }),
+			"Config.Codec is another: must be the same as before")
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// With Weight, Capacity bounds the sum of the weights, of values from the Store, too.
+// With Weight, Capacity bounds the sum of the weights, including the weights of values from the Store.
 func TestCapacityBoundsWeights(t *testing.T) {
 	for name, store := range map[string]func() cacheaside.Store{
 		"memory": func() cacheaside.Store { return nil },
@@ -55,7 +55,7 @@ func TestCapacityBoundsWeights(t *testing.T) {
 	}
 }
 
-// A Weight that panics fails its load, and holds up no other call.
+// A Weight that panics fails its load, and delays no other call.
 func TestPanicOfWeightFailsTheLoad(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: identity, Weight: func(key, _ int) int {

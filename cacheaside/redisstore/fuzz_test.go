@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 )
 
-// reply makes of data what a client may make of an answer, an error included.
+// reply converts data to any reply that a client may return, including an error.
 func reply(data *[]byte, depth int) any {
 	if len(*data) == 0 {
 		return nil

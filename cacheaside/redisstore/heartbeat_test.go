@@ -13,9 +13,9 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 )
 
-// A master of a cluster that is down does not end a subscription at another: the
-// channel is tested by way of another master.
-func TestSubscriptionOutlivesAMasterElsewhere(t *testing.T) {
+// If a master of a cluster is down, a subscription at another master does not end: the next heartbeat is published
+// through another master.
+func TestSubscriptionSurvivesAnotherMaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBus()
 		var dead string          // the bucket of the first heartbeat

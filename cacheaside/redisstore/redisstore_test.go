@@ -18,10 +18,10 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 )
 
-// These tests check the calls of the client and its replies. The scripts are tested on a
-// real Redis, in internal/integration/cacheaside.
+// These tests check the calls to the client and its replies. The scripts are tested on a real Redis, in
+// internal/integration/cacheaside.
 
-// call is one call of Eval.
+// call is one call to Eval.
 type call struct {
 	script string
 	keys   []string
@@ -89,9 +89,10 @@ func TestInvalidationsDeleteFirst(t *testing.T) {
 }
 
 // A time that is meant as "forever" does not overflow into the past.
-func TestLongTimesAreLong(t *testing.T) {
+func TestLongTimesDoNotOverflow(t *testing.T) {
 	var c client
-	s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, LeaseTTL: math.MaxInt64, WriteTimeout: math.MaxInt64})
+	s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, LeaseTTL: math.MaxInt64,
+		WriteTimeout: math.MaxInt64})
 	year := (365 * 24 * time.Hour).Microseconds()
 	requireYear := func(arg any) {
 		t.Helper()
@@ -106,7 +107,8 @@ func TestLongTimesAreLong(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, window)
 	requireYear(c.last().args[3])
-	_, _ = s.Fill(t.Context(), cacheaside.Entry{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
+	_, _ = s.Fill(t.Context(),
+		cacheaside.Entry{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
 	requireYear(c.last().args[3])
 	requireYear(c.last().args[4])
 	fresh, err := strconv.ParseInt(c.last().args[3].(string), 10, 64)
@@ -130,11 +132,13 @@ func TestRepliesAreRead(t *testing.T) {
 			{[]any{"hit", "v", int64(2000), int64(0), ""},
 				cacheaside.Response{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
 			{[]any{"busy", []byte("v"), int64(-5000), int64(7), "99"},
-				cacheaside.Response{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond, WaitToken: "99"}},
+				cacheaside.Response{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond,
+					Wait: 7 * time.Microsecond, WaitToken: "99"}},
 			{[]any{"failed", "v", int64(-5000), int64(0), ""},
 				cacheaside.Response{State: cacheaside.Failed, Value: []byte("v"), Fresh: -5 * time.Millisecond}},
 			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Response{State: cacheaside.Leased, Grant: "7:8:t"}},
-			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Response{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")},
+				cacheaside.Response{State: cacheaside.Leased, Grant: "7:8:t"}},
 			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Response{State: cacheaside.Fenced}},
 		} {
 			c.reply = []any{test.reply, test.reply}
@@ -243,7 +247,7 @@ func TestKeysOfAScriptShareASlot(t *testing.T) {
 			require.Equal(t, slot+"}", keys[1])
 			slots[slot] = true
 		}
-		require.Greater(t, len(slots), 2, "and keys are spread")
+		require.Greater(t, len(slots), 2, "keys are distributed")
 		before := len(c.calls)
 		require.NoError(t, s.InvalidateAll(t.Context()))
 		require.Len(t, c.calls[before:], 64)
@@ -306,7 +310,8 @@ func TestWatchReportsOtherProcesses(t *testing.T) {
 	})
 }
 
-// Others hear of it when it begins, for their ReplicaLag, and when no bucket has an old value any more.
+// Other processes are notified when InvalidateAll starts, for their ReplicaLag, and when no bucket has an old value any
+// longer.
 func TestInvalidateAllNotifiesFirstAndLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
@@ -342,7 +347,8 @@ func TestHeartbeatThenSubscriptionLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
 		b := newBus()
-		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, Subscribe: b.subscribe, Heartbeat: 10 * time.Second})
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, Subscribe: b.subscribe,
+			Heartbeat: 10 * time.Second})
 		watch := func() (done chan error) {
 			done = make(chan error, 1)
 			go func() { done <- s.Watch(t.Context(), func() {}, func(string) { t.Error("heard") }) }()
@@ -385,8 +391,7 @@ func TestHeartbeatThenSubscriptionLost(t *testing.T) {
 		}
 		require.ErrorContains(t, <-done, "heartbeat did not arrive")
 
-		// A subscription is lost, too, if every test of it fails, or if it is never
-		// confirmed.
+		// A subscription is also lost if no heartbeat can be published, or if it is never confirmed.
 		done = watch()
 		<-b.subscribed
 		c.mu.Lock()
@@ -401,8 +406,8 @@ func TestHeartbeatThenSubscriptionLost(t *testing.T) {
 	})
 }
 
-// Calls of Subscribe that do not return hold up neither the next Watch nor the end of
-// one. Beyond a number of them, Watch fails until one returns.
+// Calls to Subscribe that do not return delay neither the next Watch nor the end of a Watch. If there are too many of
+// them, Watch fails until a call returns.
 func TestHangingSubscribeDoesNotBlockWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, grace, lostWithin = 4, 1250 * time.Millisecond, 10 * time.Second
@@ -451,7 +456,7 @@ func TestHangingSubscribeDoesNotBlockWatch(t *testing.T) {
 	})
 }
 
-func TestWithoutSubscribeThereIsNothingToLose(t *testing.T) {
+func TestWatchWithoutSubscribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: new(client).eval})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

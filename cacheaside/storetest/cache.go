@@ -9,13 +9,12 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// noStaleGet tests the promise of package cacheaside on the Store: a Get that begins
-// after a Write has returned does not return a value from before that Write. Two
-// processes share the Store, and each reads and writes. They keep nothing in memory, so
-// that the promise holds across them.
+// noStaleGet tests the guarantee of package cacheaside on the Store: a Get that starts after a Write has returned does
+// not return a value from before that Write. Two processes share the Store, and each reads and writes. They skip
+// memory, so the guarantee holds across them.
 func noStaleGet(s *suite) {
 	const keys, reads = 4, 2_000
-	var rows, written [keys]atomic.Int64 // what the source holds; what the last Write to return wrote
+	var rows, written [keys]atomic.Int64 // the values in the source, and the values of the last Write that has returned
 	var caches []*cacheaside.Cache[int, int64]
 	for _, store := range []cacheaside.Store{s.store, s.backend.Connect()} {
 		c := cacheaside.New(cacheaside.Config[int, int64]{

@@ -9,8 +9,7 @@
 //		})
 //	}
 //
-// The tests run in real time, against the store's own clock. They link no assertion
-// library.
+// The tests run in real time, by the Store's own clock. They link no assertion library.
 package storetest
 
 import (
@@ -31,12 +30,11 @@ type Backend struct {
 	// Connect returns the Store of one more process. Required.
 	Connect func() cacheaside.Store
 
-	// Break makes the calls of all Stores fail, and ends their subscriptions, until
-	// restore is called. Nil skips the tests that need it.
+	// Break makes all calls to all Stores fail, and ends their subscriptions, until restore is called. Nil skips the tests
+	// that need it.
 	Break func() (restore func())
 
-	// Silent says that Watch cannot hear of changes by other processes, and skips the
-	// tests that need it.
+	// Silent means that Watch does not report the changes of other processes. It skips the tests that need it.
 	Silent bool
 }
 
@@ -45,12 +43,12 @@ const (
 	long = time.Minute
 	// short passes while a test waits for it.
 	short = 50 * time.Millisecond
-	// patience is how long a test waits before it fails.
+	// patience is the time that a test waits before it fails.
 	patience = 30 * time.Second
 )
 
-// Run runs the suite, each test on a Backend of its own. open returns a Backend whose
-// Stores grant leases for leaseTTL and let a fenced write take as long as writeTimeout.
+// Run runs the suite, each test on a separate Backend. open returns a Backend whose Stores grant leases for leaseTTL,
+// and whose Fence allows a write to take writeTimeout.
 func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Duration) Backend) {
 	t.Helper()
 	for _, c := range []struct {
@@ -59,16 +57,16 @@ func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Durat
 		test         func(*suite)
 	}{
 		{"ShardOfAKeyNeverChanges", long, long, shardIsStable},
-		{"FirstAskTakesTheLease", long, long, firstAskLeases},
-		{"OneOfManyTakesTheLease", long, long, oneOfManyLeases},
+		{"FirstRequestTakesTheLease", long, long, firstRequestLeases},
+		{"OneOfManyRequestsTakesTheLease", long, long, oneOfManyLeases},
 		{"RefreshLeasesAFreshValue", long, long, refreshLeasesFresh},
 		{"ReleaseIsForTheHolder", long, long, releaseIsForTheHolder},
-		{"FailedLoadIsToldToThoseWhoWaitedForIt", long, long, failedIsTold},
-		{"OldValueIsServedInThePauseAfterAFailedLoad", long, long, pauseServesOld},
-		{"VersionsLiveSideBySide", long, long, versions},
-		{"LeaseEndsByItself", short, long, leaseEnds},
-		{"LoadLongerThanItsLeaseIsKept", short, long, slowFillIsKept},
-		{"FirstFillOfAGenerationIsKept", long, long, firstFillIsKept},
+		{"WaitingRequestsLearnOfAFailedLoad", long, long, failedIsReported},
+		{"StaleValueIsServedAfterAFailedLoad", long, long, pauseServesStale},
+		{"VersionsShareAKey", long, long, versions},
+		{"LeaseExpires", short, long, leaseEnds},
+		{"LoadLongerThanItsLeaseIsStored", short, long, slowFillIsStored},
+		{"FirstFillOfAGenerationIsStored", long, long, firstFillIsStored},
 		{"ValuesKeepTheirBytes", long, long, valuesKeepBytes},
 		{"ValueIsGoneAfterKeep", long, long, valueIsGoneAfterKeep},
 		{"SeveralKeysInOneCall", long, long, severalKeys},
@@ -77,13 +75,13 @@ func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Durat
 		{"ExpireKeepsTheValue", long, long, expireKeepsValue},
 		{"InvalidateAllEndsEveryGeneration", long, long, invalidateAll},
 		{"FencesAreCounted", long, long, fencesAreCounted},
-		{"FenceFallsAfterTwiceTheWrite", long, short, fenceFalls},
-		{"FenceAfterItsUnfenceDoesNotStand", long, long, lateFence},
-		{"WatchHearsOtherProcesses", long, long, watchHears},
+		{"FenceExpiresAfterTwiceTheWrite", long, short, fenceExpires},
+		{"FenceAfterItsUnfenceHasNoEffect", long, long, lateFence},
+		{"WatchReportsOtherProcesses", long, long, watchReports},
 		{"WatchEndsWithItsContext", long, long, watchEnds},
 		{"CallsFailInAnOutage", long, long, callsFail},
 		{"WatchEndsInAnOutage", long, long, watchIsLost},
-		{"NoGetIsOlderThanAWriteThatReturned", long, long, noStaleGet},
+		{"NoGetIsOlderThanAReturnedWrite", long, long, noStaleGet},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := open(t, c.lease, c.write)
@@ -114,30 +112,29 @@ func (s *suite) noError(err error) {
 
 func (s *suite) acquire(key, token string, refresh bool) cacheaside.Response {
 	s.Helper()
-	looks, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: key, Token: token, Refresh: refresh})
+	responses, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: key, Token: token, Refresh: refresh})
 	s.noError(err)
-	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
-	return looks[0]
+	s.must(len(responses) == 1, "%d responses to one Request", len(responses))
+	return responses[0]
 }
 
-// state acquires key and checks the State of the answer.
+// state acquires key and checks the State of the response.
 func (s *suite) state(want cacheaside.State, key, token string) cacheaside.Response {
 	s.Helper()
-	look := s.acquire(key, token, false)
-	s.must(look.State == want, "key %q is %s for token %q, want %s", key, look.State, token, want)
-	return look
+	response := s.acquire(key, token, false)
+	s.must(response.State == want, "key %q is %s for token %q, want %s", key, response.State, token, want)
+	return response
 }
 
 // lease takes the lease of key and returns its Grant.
 func (s *suite) lease(key, token string) string {
 	s.Helper()
-	look := s.state(cacheaside.Leased, key, token)
-	s.must(look.Grant != "", "a lease without a Grant")
-	return look.Grant
+	response := s.state(cacheaside.Leased, key, token)
+	s.must(response.Grant != "", "a lease without a Grant")
+	return response.Grant
 }
 
-// fill fills value, fresh for a minute, and checks whether the Store says that nothing
-// was invalidated.
+// fill stores value, fresh for a minute, and checks whether the Store reports that nothing was invalidated.
 func (s *suite) fill(want bool, key, grant, value string) {
 	s.Helper()
 	current, err := s.store.Fill(s.ctx, filling(key, grant, value))
@@ -150,18 +147,18 @@ func filling(key, grant, value string) cacheaside.Entry {
 	return cacheaside.Entry{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
 }
 
-// look looks key up, and leaves no lease behind.
-func (s *suite) look(key string) cacheaside.Response {
+// lookup returns the response about key, and releases the lease if it took it.
+func (s *suite) lookup(key string) cacheaside.Response {
 	s.Helper()
-	look := s.acquire(key, "looks", false)
-	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: key, Token: "looks"}, false))
-	return look
+	response := s.acquire(key, "lookup", false)
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: key, Token: "lookup"}, false))
+	return response
 }
 
-// holds checks what the Store has of key, fresh or not. "" means nothing.
+// holds checks the value of key in the Store, fresh or not. "" means no value.
 func (s *suite) holds(key, want string) {
 	s.Helper()
-	got := string(s.look(key).Value)
+	got := string(s.lookup(key).Value)
 	s.must(got == want, "the Store holds %q of key %q, want %q", got, key, want)
 }
 
@@ -193,18 +190,18 @@ func shardIsStable(s *suite) {
 	}
 }
 
-func firstAskLeases(s *suite) {
+func firstRequestLeases(s *suite) {
 	a := s.lease("k", "a")
-	look := s.state(cacheaside.Busy, "k", "b")
-	s.must(look.Value == nil, "a Busy key has value %q", look.Value)
-	s.must(look.Grant == "", "a Busy answer has Grant %q", look.Grant)
-	s.must(look.Wait > 0 && look.Wait <= long, "the lease lasts %v more, want at most %v", look.Wait, long)
-	s.must(s.lease("k", "a") == a, "the holder got another Grant when it asked twice")
+	response := s.state(cacheaside.Busy, "k", "b")
+	s.must(response.Value == nil, "a Busy key has value %q", response.Value)
+	s.must(response.Grant == "", "a Busy response has Grant %q", response.Grant)
+	s.must(response.Wait > 0 && response.Wait <= long, "the lease lasts %v more, want at most %v", response.Wait, long)
+	s.must(s.lease("k", "a") == a, "the holder got another Grant from its second Acquire")
 	s.fill(false, "k", "b", "v")
 	s.fill(true, "k", a, "v")
-	look = s.state(cacheaside.Hit, "k", "b")
-	s.must(string(look.Value) == "v", "a hit has value %q", look.Value)
-	s.must(look.Fresh > 0 && look.Fresh <= time.Minute, "fresh for %v, want at most a minute", look.Fresh)
+	response = s.state(cacheaside.Hit, "k", "b")
+	s.must(string(response.Value) == "v", "a hit has value %q", response.Value)
+	s.must(response.Fresh > 0 && response.Fresh <= time.Minute, "fresh for %v, want at most a minute", response.Fresh)
 }
 
 func oneOfManyLeases(s *suite) {
@@ -213,28 +210,28 @@ func oneOfManyLeases(s *suite) {
 	stores := []cacheaside.Store{s.store, s.backend.Connect()}
 	for i := range states {
 		wg.Go(func() {
-			looks, err := stores[i%2].Acquire(s.ctx, cacheaside.Request{Key: "k", Token: strconv.Itoa(i)})
+			responses, err := stores[i%2].Acquire(s.ctx, cacheaside.Request{Key: "k", Token: strconv.Itoa(i)})
 			if err != nil {
 				s.Errorf("unexpected error: %v", err)
 				return
 			}
-			states[i] = looks[0].State
+			states[i] = responses[0].State
 		})
 	}
 	wg.Wait()
 	slices.Sort(states)
 	s.must(states[0] == cacheaside.Busy && states[30] == cacheaside.Busy && states[31] == cacheaside.Leased,
-		"answers to 32 processes: %v, want one leased and the rest busy", states)
+		"responses to 32 processes: %v, want one leased and 31 busy", states)
 }
 
 func refreshLeasesFresh(s *suite) {
 	s.fill(true, "k", s.lease("k", "a"), "of a")
-	look := s.acquire("k", "b", true)
-	s.must(look.State == cacheaside.Leased, "Refresh answered %s", look.State)
-	s.must(string(look.Value) == "of a", "Refresh came with value %q", look.Value)
+	response := s.acquire("k", "b", true)
+	s.must(response.State == cacheaside.Leased, "the response to Refresh is %s", response.State)
+	s.must(string(response.Value) == "of a", "the response to Refresh has value %q", response.Value)
 	s.must(s.acquire("k", "c", true).State == cacheaside.Busy, "a second Refresh took the lease too")
 	s.state(cacheaside.Hit, "k", "c")
-	s.fill(true, "k", look.Grant, "of b")
+	s.fill(true, "k", response.Grant, "of b")
 	s.holds("k", "of b")
 }
 
@@ -247,100 +244,103 @@ func releaseIsForTheHolder(s *suite) {
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "nothing", Token: "a"}, false))
 }
 
-// ask makes one Ask.
-func (s *suite) ask(a cacheaside.Request) cacheaside.Response {
+// request calls Acquire with one Request.
+func (s *suite) request(r cacheaside.Request) cacheaside.Response {
 	s.Helper()
-	looks, err := s.store.Acquire(s.ctx, a)
+	responses, err := s.store.Acquire(s.ctx, r)
 	s.noError(err)
-	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
-	return looks[0]
+	s.must(len(responses) == 1, "%d responses to one Request", len(responses))
+	return responses[0]
 }
 
-func failedIsTold(s *suite) {
+func failedIsReported(s *suite) {
 	s.lease("k", "a")
 	waits := s.state(cacheaside.Busy, "k", "b").WaitToken
-	s.must(waits != "", "a Busy answer without WaitToken")
+	s.must(waits != "", "a Busy response without a WaitToken")
 	b := cacheaside.Request{Key: "k", Token: "b", WaitToken: waits}
-	s.must(s.ask(b).State == cacheaside.Busy, "%s before the load has failed", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Busy, "%s before the load has failed", s.request(b).State)
 	time.Sleep(time.Millisecond)
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, true))
-	s.must(s.ask(b).State == cacheaside.Failed, "%s for one that waited for a load that failed", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Failed, "%s for a Request that waited for a load that failed",
+		s.request(b).State)
 	s.lease("k", "c") // it did not wait
-	s.must(s.ask(b).State == cacheaside.Failed, "%s though another load has begun", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Failed, "%s although another load has started", s.request(b).State)
 
 	time.Sleep(time.Millisecond)
 	b.WaitToken = s.state(cacheaside.Busy, "k", "b").WaitToken
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "c"}, false))
-	s.must(s.ask(b).State == cacheaside.Leased, "%s after a load that was given up, and has not failed", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Leased, "%s after a load that was released, and has not failed",
+		s.request(b).State)
 	s.noError(s.store.Invalidate(s.ctx, "k"))
 	d := s.lease("k", "d")
-	s.must(s.ask(b).State == cacheaside.Busy, "%s after an invalidation", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Busy, "%s after an invalidation", s.request(b).State)
 	s.fill(true, "k", d, "v")
-	s.must(s.ask(b).State == cacheaside.Hit, "%s of a value", s.ask(b).State)
+	s.must(s.request(b).State == cacheaside.Hit, "%s of a value", s.request(b).State)
 }
 
-func pauseServesOld(s *suite) {
+func pauseServesStale(s *suite) {
 	s.fill(true, "k", s.lease("k", "a"), "old")
 	s.noError(s.store.Expire(s.ctx, "k"))
 	s.lease("k", "a")
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, true))
-	look := s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
-	s.must(look.State == cacheaside.Failed && string(look.Value) == "old",
-		"%s with %q in the pause", look.State, look.Value)
-	s.lease("k", "b") // without a pause
+	response := s.request(cacheaside.Request{Key: "k", Token: "b", Pause: long})
+	s.must(response.State == cacheaside.Failed && string(response.Value) == "old",
+		"%s with %q in the pause", response.State, response.Value)
+	s.lease("k", "b") // a Request without a pause
 	s.noError(s.store.Invalidate(s.ctx, "k"))
-	look = s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
-	s.must(look.State == cacheaside.Leased, "%s where there is no old value to serve", look.State)
+	response = s.request(cacheaside.Request{Key: "k", Token: "b", Pause: long})
+	s.must(response.State == cacheaside.Leased, "%s although there is no stale value to serve", response.State)
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "b"}, true))
-	look = s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
-	s.must(look.State == cacheaside.Leased, "%s: a failure is not remembered without an old value", look.State)
+	response = s.request(cacheaside.Request{Key: "k", Token: "b", Pause: long})
+	s.must(response.State == cacheaside.Leased, "%s: a failure without a stale value has no pause", response.State)
 }
 
 func versions(s *suite) {
 	old := cacheaside.Request{Key: "k", Version: 1, Token: "a"}
 	young := cacheaside.Request{Key: "k", Version: 2, Token: "b"}
-	of := func(ask cacheaside.Request) {
-		look := s.ask(ask)
-		s.must(look.State == cacheaside.Leased,
-			"Version %d is %s, though none of its processes loads", ask.Version, look.State)
-		f := filling("k", look.Grant, strconv.Itoa(int(ask.Version)))
-		f.Version = ask.Version
+	of := func(r cacheaside.Request) {
+		response := s.request(r)
+		s.must(response.State == cacheaside.Leased,
+			"Version %d is %s, although none of its processes loads", r.Version, response.State)
+		f := filling("k", response.Grant, strconv.Itoa(int(r.Version)))
+		f.Version = r.Version
 		current, err := s.store.Fill(s.ctx, f)
 		s.noError(err)
-		s.must(current[0], "Fill of Version %d was refused", ask.Version)
+		s.must(current[0], "Fill of Version %d was refused", r.Version)
 	}
 	for range 2 {
 		of(old)
 		of(young)
-		for _, ask := range []cacheaside.Request{old, young, old} {
-			look := s.ask(ask)
-			s.must(look.State == cacheaside.Hit && string(look.Value) == strconv.Itoa(int(ask.Version)),
-				"Version %d is %s with %q", ask.Version, look.State, look.Value)
+		for _, r := range []cacheaside.Request{old, young, old} {
+			response := s.request(r)
+			s.must(response.State == cacheaside.Hit && string(response.Value) == strconv.Itoa(int(r.Version)),
+				"Version %d is %s with %q", r.Version, response.State, response.Value)
 		}
 		s.noError(s.store.Invalidate(s.ctx, "k")) // reaches both
 	}
 	of(old)
 	of(young)
 	s.noError(s.store.Expire(s.ctx, "k"))
-	for _, ask := range []cacheaside.Request{old, young} {
-		look := s.ask(ask)
-		s.must(look.State == cacheaside.Leased && look.Fresh <= 0, "Version %d is %s after Expire", ask.Version, look.State)
+	for _, r := range []cacheaside.Request{old, young} {
+		response := s.request(r)
+		s.must(response.State == cacheaside.Leased && response.Fresh <= 0, "Version %d is %s after Expire", r.Version,
+			response.State)
 	}
 	_, err := s.store.Fence(s.ctx, "k", "w")
 	s.noError(err)
-	for _, ask := range []cacheaside.Request{old, young} {
-		s.must(s.ask(ask).State == cacheaside.Fenced, "Version %d is not fenced", ask.Version)
+	for _, r := range []cacheaside.Request{old, young} {
+		s.must(s.request(r).State == cacheaside.Fenced, "Version %d is not fenced", r.Version)
 	}
 }
 
 func leaseEnds(s *suite) {
 	grant := s.lease("k", "a")
-	var look cacheaside.Response
+	var response cacheaside.Response
 	s.eventually("b takes the lease over", func() bool {
-		look = s.acquire("k", "b", false)
-		return look.State == cacheaside.Leased
+		response = s.acquire("k", "b", false)
+		return response.State == cacheaside.Leased
 	})
-	s.must(look.Grant == grant, "the next holder got another Grant, though nothing was invalidated")
+	s.must(response.Grant == grant, "the next holder got another Grant, although nothing was invalidated")
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false))
 	s.fill(true, "k", grant, "of a")
 	s.holds("k", "of a")
@@ -348,26 +348,26 @@ func leaseEnds(s *suite) {
 	s.holds("k", "of a")
 }
 
-func slowFillIsKept(s *suite) {
+func slowFillIsStored(s *suite) {
 	grant := s.lease("k", "a")
 	time.Sleep(short + short/4)
 	s.fill(true, "k", grant, "v")
 	s.holds("k", "v")
 }
 
-func firstFillIsKept(s *suite) {
+func firstFillIsStored(s *suite) {
 	a := s.lease("k", "a")
 	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false))
 	s.must(s.lease("k", "b") == a, "Release ended the generation")
 	s.fill(true, "k", a, "of a")
 	s.fill(true, "k", a, "of b")
 	s.holds("k", "of a")
-	look := s.acquire("k", "c", true)
-	s.must(look.State == cacheaside.Leased, "%s after a Fill, want the lease to have ended", look.State)
-	s.must(look.Grant != a, "the generation goes on after a Fill")
+	response := s.acquire("k", "c", true)
+	s.must(response.State == cacheaside.Leased, "%s after a Fill, want the lease to have ended", response.State)
+	s.must(response.Grant != a, "the generation continues after a Fill")
 	s.fill(true, "k", a, "of b")
 	s.holds("k", "of a")
-	s.fill(true, "k", look.Grant, "of c")
+	s.fill(true, "k", response.Grant, "of c")
 	s.holds("k", "of c")
 }
 
@@ -380,8 +380,8 @@ func valuesKeepBytes(s *suite) {
 		for _, key := range []string{strconv.Itoa(i), "", "key {with} \x00 \n and ü " + strconv.Itoa(i)} {
 			s.noError(s.store.Invalidate(s.ctx, key))
 			s.fill(true, key, s.lease(key, "token"), string(value))
-			look := s.state(cacheaside.Hit, key, "token")
-			s.must(bytes.Equal(look.Value, value), "value %d changed under key %q", i, key)
+			response := s.state(cacheaside.Hit, key, "token")
+			s.must(bytes.Equal(response.Value, value), "value %d changed under key %q", i, key)
 		}
 	}
 }
@@ -391,14 +391,14 @@ func valueIsGoneAfterKeep(s *suite) {
 	f.Fresh, f.Keep = time.Millisecond, 4*short
 	_, err := s.store.Fill(s.ctx, f)
 	s.noError(err)
-	s.eventually("the value is no longer fresh", func() bool { return s.look("k").State == cacheaside.Leased })
-	s.eventually("the value is gone", func() bool { return s.look("k").Value == nil })
+	s.eventually("the value is no longer fresh", func() bool { return s.lookup("k").State == cacheaside.Leased })
+	s.eventually("the value is gone", func() bool { return s.lookup("k").Value == nil })
 
 	f.Grant = s.lease("k", "a")
 	_, err = s.store.Fill(s.ctx, f)
 	s.noError(err)
 	s.acquire("k", "b", true)
-	s.eventually("the value is gone while a lease lasts", func() bool { return s.look("k").Value == nil })
+	s.eventually("the value is gone while a lease lasts", func() bool { return s.lookup("k").Value == nil })
 	s.state(cacheaside.Busy, "k", "c")
 }
 
@@ -408,29 +408,29 @@ func severalKeys(s *suite) {
 	s.lease(keys[2], "a")
 	_, err := s.store.Fence(s.ctx, keys[3], "w")
 	s.noError(err)
-	var asks []cacheaside.Request
+	var requests []cacheaside.Request
 	for _, key := range keys {
-		asks = append(asks, cacheaside.Request{Key: key, Token: "b"})
+		requests = append(requests, cacheaside.Request{Key: key, Token: "b"})
 	}
-	looks, err := s.store.Acquire(s.ctx, asks...)
+	responses, err := s.store.Acquire(s.ctx, requests...)
 	s.noError(err)
 	var states []cacheaside.State
-	for _, look := range looks {
-		states = append(states, look.State)
+	for _, response := range responses {
+		states = append(states, response.State)
 	}
 	want := []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Leased}
 	s.must(slices.Equal(states, want), "states %v, want %v", states, want)
-	s.must(string(looks[1].Value) == "v1", "the hit has value %q", looks[1].Value)
+	s.must(string(responses[1].Value) == "v1", "the hit has value %q", responses[1].Value)
 
 	last := filling(keys[4], s.lease(keys[4], "b"), "v4")
 	last.Fresh = time.Hour
-	current, err := s.store.Fill(s.ctx, filling(keys[0], looks[0].Grant, "v0"), filling(keys[3], "none", "v3"), last)
+	current, err := s.store.Fill(s.ctx, filling(keys[0], responses[0].Grant, "v0"), filling(keys[3], "none", "v3"), last)
 	s.noError(err)
 	s.must(slices.Equal(current, []bool{true, false, true}), "Fill returned %v", current)
 	s.holds(keys[0], "v0")
 	s.holds(keys[3], "")
 	s.holds(keys[4], "v4")
-	s.must(s.look(keys[4]).Fresh > 50*time.Minute, "the values of one Fill have the times of another")
+	s.must(s.lookup(keys[4]).Fresh > 50*time.Minute, "the values of one Fill have the times of another")
 
 	s.noError(s.store.Expire(s.ctx, keys[0], keys[4]))
 	s.state(cacheaside.Leased, keys[0], "c")
@@ -443,13 +443,14 @@ func severalKeys(s *suite) {
 }
 
 func keyTwice(s *suite) {
-	looks, err := s.store.Acquire(s.ctx,
+	responses, err := s.store.Acquire(s.ctx,
 		cacheaside.Request{Key: "k", Token: "a"}, cacheaside.Request{Key: "k", Token: "b"})
 	s.noError(err)
-	s.must(len(looks) == 2, "%d answers to two Asks", len(looks))
-	s.must(looks[0].State == cacheaside.Leased && looks[1].State == cacheaside.Busy,
-		"states %s and %s, want leased and busy", looks[0].State, looks[1].State)
-	current, err := s.store.Fill(s.ctx, filling("k", looks[0].Grant, "first"), filling("k", looks[0].Grant, "second"))
+	s.must(len(responses) == 2, "%d responses to two Requests", len(responses))
+	s.must(responses[0].State == cacheaside.Leased && responses[1].State == cacheaside.Busy,
+		"states %s and %s, want leased and busy", responses[0].State, responses[1].State)
+	current, err := s.store.Fill(s.ctx, filling("k", responses[0].Grant, "first"),
+		filling("k", responses[0].Grant, "second"))
 	s.noError(err)
 	s.must(slices.Equal(current, []bool{true, true}), "Fill returned %v", current)
 	s.holds("k", "first")
@@ -481,13 +482,13 @@ func expireKeepsValue(s *suite) {
 	s.noError(s.store.Expire(s.ctx, "k"))
 	s.fill(false, "k", b.Grant, "of b")
 	s.fill(false, "k", a, "of b")
-	look := s.state(cacheaside.Leased, "k", "c")
-	s.must(string(look.Value) == "of a", "Expire left value %q", look.Value)
-	s.must(look.Fresh <= 0, "fresh for %v after Expire", look.Fresh)
+	response := s.state(cacheaside.Leased, "k", "c")
+	s.must(string(response.Value) == "of a", "Expire left value %q", response.Value)
+	s.must(response.Fresh <= 0, "fresh for %v after Expire", response.Fresh)
 	time.Sleep(2 * time.Millisecond)
 	s.noError(s.store.Expire(s.ctx, "k"))
-	fresh := s.look("k").Fresh
-	s.must(fresh < -2*time.Millisecond, "fresh for %v after two calls of Expire, want the first to count", fresh)
+	fresh := s.lookup("k").Fresh
+	s.must(fresh < -2*time.Millisecond, "fresh for %v after two calls to Expire, want the first to count", fresh)
 	s.noError(s.store.Expire(s.ctx, "nothing"))
 }
 
@@ -507,10 +508,10 @@ func invalidateAll(s *suite) {
 		if i%3 == 0 {
 			s.fill(false, key, grant, "v")
 		}
-		look := s.state(cacheaside.Leased, key, "b")
-		s.must(look.Value == nil, "InvalidateAll left value %q of key %q", look.Value, key)
+		response := s.state(cacheaside.Leased, key, "b")
+		s.must(response.Value == nil, "InvalidateAll left value %q of key %q", response.Value, key)
 		s.fill(false, key, grant, "v")
-		s.fill(true, key, look.Grant, "w")
+		s.fill(true, key, response.Grant, "w")
 		s.holds(key, "w")
 	}
 	s.state(cacheaside.Fenced, "fenced", "a")
@@ -534,30 +535,30 @@ func fencesAreCounted(s *suite) {
 	s.noError(s.store.Unfence(s.ctx, "k", "1"))
 	s.noError(s.store.Invalidate(s.ctx, "k"))
 	s.noError(s.store.Expire(s.ctx, "k"))
-	look := s.acquire("k", "a", true)
-	s.must(look.State == cacheaside.Fenced, "%s while the second fence stands", look.State)
-	s.must(look.Value == nil, "a fenced key has value %q", look.Value)
+	response := s.acquire("k", "a", true)
+	s.must(response.State == cacheaside.Fenced, "%s while the second fence is in place", response.State)
+	s.must(response.Value == nil, "a fenced key has value %q", response.Value)
 	s.noError(s.store.Unfence(s.ctx, "k", "2"))
 	s.fill(false, "k", b.Grant, "v")
 	c := s.lease("k", "a")
-	s.noError(s.store.Unfence(s.ctx, "k", "never stood"))
+	s.noError(s.store.Unfence(s.ctx, "k", "never in place"))
 	s.fill(false, "k", c, "v")
 	s.holds("k", "")
 }
 
-func fenceFalls(s *suite) {
+func fenceExpires(s *suite) {
 	s.fill(true, "k", s.lease("k", "a"), "old")
 	begun := time.Now()
 	window, err := s.store.Fence(s.ctx, "k", "dead")
 	s.noError(err)
-	var look cacheaside.Response
-	s.eventually("the fence falls", func() bool {
-		look = s.acquire("k", "b", false)
-		return look.State != cacheaside.Fenced
+	var response cacheaside.Response
+	s.eventually("the fence expires", func() bool {
+		response = s.acquire("k", "b", false)
+		return response.State != cacheaside.Fenced
 	})
-	s.must(time.Since(begun) > 2*window-window/10, "the fence fell after %v, want twice %v", time.Since(begun), window)
-	s.must(look.State == cacheaside.Leased && look.Value == nil,
-		"%s with value %q after the fence", look.State, look.Value)
+	s.must(time.Since(begun) > 2*window-window/10, "the fence expired after %v, want twice %v", time.Since(begun), window)
+	s.must(response.State == cacheaside.Leased && response.Value == nil,
+		"%s with value %q after the fence", response.State, response.Value)
 }
 
 func lateFence(s *suite) {
@@ -570,25 +571,25 @@ func lateFence(s *suite) {
 	s.state(cacheaside.Fenced, "k", "a")
 }
 
-// A watch is a call of Watch under way.
+// A watch is a call to Watch in progress.
 type watch struct {
-	up    chan struct{}
-	heard chan string
-	ended chan error
-	stop  context.CancelFunc
+	ready   chan struct{}
+	changed chan string
+	ended   chan error
+	stop    context.CancelFunc
 }
 
 func (s *suite) watch(store cacheaside.Store) *watch {
-	w := &watch{up: make(chan struct{}, 100), heard: make(chan string, 1000), ended: make(chan error, 1)}
+	w := &watch{ready: make(chan struct{}, 100), changed: make(chan string, 1000), ended: make(chan error, 1)}
 	ctx, cancel := context.WithCancel(s.ctx)
 	w.stop = cancel
 	returned := make(chan struct{})
 	go func() {
 		defer close(returned)
-		w.ended <- store.Watch(ctx, func() { w.up <- struct{}{} }, func(key string) { w.heard <- key })
+		w.ended <- store.Watch(ctx, func() { w.ready <- struct{}{} }, func(key string) { w.changed <- key })
 	}()
 	s.Cleanup(func() { cancel(); <-returned })
-	s.receive(w.up, "Watch calls up")
+	s.receive(w.ready, "Watch calls ready")
 	return w
 }
 
@@ -601,20 +602,20 @@ func (s *suite) receive(ch chan struct{}, what string) {
 	}
 }
 
-// hears checks that key is the next that is heard.
-func (s *suite) hears(w *watch, key string) {
+// expect checks that key is the next key that Watch reports.
+func (s *suite) expect(w *watch, key string) {
 	s.Helper()
 	select {
-	case got := <-w.heard:
-		s.must(got == key, "heard of %q, want %q", got, key)
+	case got := <-w.changed:
+		s.must(got == key, "Watch reported %q, want %q", got, key)
 	case <-time.After(patience):
-		s.Fatalf("did not hear of %q within %v", key, patience)
+		s.Fatalf("Watch did not report %q within %v", key, patience)
 	}
 }
 
-func watchHears(s *suite) {
+func watchReports(s *suite) {
 	if s.backend.Silent {
-		s.Skip("the Store hears nothing")
+		s.Skip("the Backend is Silent")
 	}
 	other := s.backend.Connect()
 	mine, theirs := s.watch(s.store), s.watch(other)
@@ -626,17 +627,17 @@ func watchHears(s *suite) {
 	} {
 		key := fmt.Sprintf("key\n%d ü", i)
 		s.noError(change(s.store, key))
-		s.hears(theirs, key)
+		s.expect(theirs, key)
 		s.noError(change(other, key))
-		s.hears(mine, key) // and so not of its own change, which came first
+		s.expect(mine, key) // its own change, which came first, was not reported
 	}
 	s.noError(s.store.InvalidateAll(s.ctx))
-	s.hears(theirs, "")
+	s.expect(theirs, "")
 	keys := s.sameShard(2)
 	s.noError(other.Invalidate(s.ctx, keys...))
-	s.hears(mine, keys[0])
-	s.hears(mine, keys[1])
-	s.must(len(mine.heard) == 0, "a Store hears of its own changes")
+	s.expect(mine, keys[0])
+	s.expect(mine, keys[1])
+	s.must(len(mine.changed) == 0, "Watch reports changes made through the same Store")
 }
 
 func watchEnds(s *suite) {
@@ -645,10 +646,10 @@ func watchEnds(s *suite) {
 	select {
 	case <-w.ended:
 	case <-time.After(patience):
-		s.Fatalf("Watch did not return within %v of the end of its ctx", patience)
+		s.Fatalf("Watch did not return within %v after its ctx was canceled", patience)
 	}
 	s.noError(s.backend.Connect().Invalidate(s.ctx, "k"))
-	s.must(len(w.heard) == 0, "Watch calls heard after it returned")
+	s.must(len(w.changed) == 0, "Watch called changed after it returned")
 }
 
 func (s *suite) breakable() (restore func()) {
@@ -677,7 +678,7 @@ func callsFail(s *suite) {
 		s.must(call() != nil, "%s returns no error in an outage", name)
 	}
 	restore()
-	s.eventually("the Store answers again", func() bool {
+	s.eventually("the Store works again", func() bool {
 		_, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: "other"})
 		return err == nil
 	})
@@ -687,7 +688,7 @@ func callsFail(s *suite) {
 
 func watchIsLost(s *suite) {
 	if s.backend.Silent {
-		s.Skip("the Store hears nothing")
+		s.Skip("the Backend is Silent")
 	}
 	w := s.watch(s.store)
 	restore := s.breakable()
@@ -695,21 +696,21 @@ func watchIsLost(s *suite) {
 	case err := <-w.ended:
 		s.must(err != nil, "Watch returned no error in an outage")
 	case <-time.After(patience):
-		s.Fatalf("Watch did not return within %v of an outage", patience)
+		s.Fatalf("Watch did not return within %v after an outage", patience)
 	}
 	restore()
 	other := s.backend.Connect()
-	s.eventually("the Store answers again", func() bool { return other.Invalidate(s.ctx, "other") == nil })
+	s.eventually("the Store works again", func() bool { return other.Invalidate(s.ctx, "other") == nil })
 	again := s.watch(s.store)
 	s.noError(other.Invalidate(s.ctx, "k"))
 	for {
 		select {
-		case key := <-again.heard:
+		case key := <-again.changed:
 			if key == "k" {
 				return
 			}
 		case <-time.After(patience):
-			s.Fatalf("did not hear of a change within %v of the outage", patience)
+			s.Fatalf("Watch reported no change within %v after the outage", patience)
 		}
 	}
 }
