@@ -974,7 +974,7 @@ func TestGoexitInObserverOfBatch(t *testing.T) {
 	})
 }
 
-// A batch does not wait for a load of a fenced key, which waits for its turn.
+// A batch does not wait for a key that a Get loads, here a fenced key.
 func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 	for _, twice := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -213,8 +213,7 @@ func TestFencedKeyIsNotCached(t *testing.T) {
 	}
 }
 
-// While a fence is in place, each caller gets the result of a load that started after its call, and one load runs at a
-// time.
+// While a fence is in place, callers share loads, and one load runs at a time.
 func TestLoadsBehindAFenceAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()

@@ -108,7 +108,7 @@ func TestStaleValueArrivesDuringWait(t *testing.T) {
 		synctest.Wait()
 		begun := time.Now()
 		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Less(t, time.Since(begun), 2*time.Second, "it is old from the first, and served while it is loaded again")
+		require.Less(t, time.Since(begun), 2*time.Second, "it is stale when it is stored, and served during a refresh")
 		require.EqualValues(t, 1, c.Stats().Stale)
 	})
 }
@@ -122,7 +122,8 @@ func (unheard) Watch(ctx context.Context, up func(), _ func(string)) error {
 	return ctx.Err()
 }
 
-// A flight that was invalidated, and that callers may join again while it waits its turn, has no stale value for them.
+// A flight that starts after an invalidation has no stale value from before, even if the Store still has a fence of
+// another process.
 func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 	type cache = *cacheaside.Cache[int, int]
 	for name, get := range map[string]func(context.Context, cache) (int, error){

@@ -29,7 +29,7 @@ func TestStoreOnACluster(t *testing.T) {
 		t.Run("no Get is older than a Write/"+name, func(t *testing.T) {
 			noGetIsOlderOnACluster(t, c, connect, trial{writers: 3, keys: 4, reads: 1000, skip: skip, processes: 3})
 		})
-		t.Run("changes are heard/"+name, func(t *testing.T) { changesAreHeardOnACluster(t, c, connect) })
+		t.Run("changes are received/"+name, func(t *testing.T) { changesAreReceivedOnACluster(t, c, connect) })
 	}
 	t.Run("a master is killed", func(t *testing.T) {
 		keysOfLiveMastersStayCached(t, c, c.Masters[2].Kill, c.Masters[2].Start)
@@ -39,10 +39,10 @@ func TestStoreOnACluster(t *testing.T) {
 	})
 }
 
-// Slots move under load, and a master hangs and is killed.
+// Slots move under load, a master hangs, and a master is killed.
 func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config, tr trial) {
 	prefix := newPrefix(t)
-	tr.breakIt = func(cacheaside.Store) cacheaside.Store { // nothing is: another server
+	tr.breakIt = func(cacheaside.Store) cacheaside.Store { // breaks nothing: returns a Store with another client
 		return newStore(connect(t, c.Addrs()...), prefix, impatient)
 	}
 	s := newStore(redisstore.Config{Eval: errEval}, prefix)
@@ -72,11 +72,11 @@ func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster, connect func
 }
 
 func errEval(context.Context, string, []string, ...any) (any, error) {
-	return nil, errors.New("not to be asked")
+	return nil, errors.New("must not be called")
 }
 
-// A Write on any master reaches the memory of another process, by way of the bus.
-func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config) {
+// A Write on any master invalidates the memory of another process, through the cluster bus.
+func changesAreReceivedOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config) {
 	prefix := newPrefix(t)
 	var rows [12]atomic.Int64
 	open := func() *cacheaside.Cache[int, int64] {
@@ -100,7 +100,8 @@ func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect f
 	}
 }
 
-// While the third master is gone, what the others have is not loaded again. It is used again by itself when it is back.
+// While the third master is down, keys of the other masters are not loaded again. The third master is used again after
+// it is back.
 func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on func()) {
 	caches := map[string]cached{}
 	for name, connect := range connectors {
@@ -175,7 +176,7 @@ func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on
 		for _, key := range x.live {
 			loads += int(x.loads[key].Load())
 		}
-		// Some, where the machine paused while two of the third were asked for.
+		// a few are loads if the machine stops while two keys of the third master are queried
 		require.LessOrEqual(t, loads, gets/10)
 		if !x.skip {
 			require.Zero(t, x.lost.Load(), "the subscription is with a live master")
@@ -195,7 +196,7 @@ func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on
 	})
 }
 
-// A cached is a Cache on a cluster, of which one master goes.
+// A cached is a Cache on a cluster that loses one master.
 type cached struct {
 	*cacheaside.Cache[int, int]
 	live, gone []int

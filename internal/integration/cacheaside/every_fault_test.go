@@ -14,9 +14,8 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-// Whatever happens between a process and Redis, its calls return with the present
-// value, and its values are kept again when that is possible; and what it wrote
-// meanwhile is seen by a process that reaches Redis.
+// For every fault between a process and Redis, the calls of this process return the current value, and its values are
+// cached again as soon as possible. A process that reaches Redis sees the writes made during the fault.
 func TestEveryFault(t *testing.T) {
 	addr := services.Redis(t)
 	for _, fault := range faultproxy.Every(100 * time.Millisecond) {

@@ -11,8 +11,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 )
 
-// A cache that processes share, with rueidis. InitAddress may be that of one server
-// or of a Redis Cluster.
+// A cache that processes share, with rueidis. InitAddress may have the address of one server or of a Redis Cluster.
 func Example_redisstoreWithRueidis() {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"127.0.0.1:6379"}})
 	if err != nil {
@@ -28,7 +27,7 @@ func Example_redisstoreWithRueidis() {
 		return rueidis.NewLuaScript(script).Exec(ctx, client, keys, texts).ToAny()
 	}
 	subscribe := func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-		// A connection of its own: the calls of eval must not wait behind messages.
+		// A separate connection, because the calls to eval must not wait behind messages.
 		conn, release := client.Dedicate()
 		defer release()
 		defer conn.Close()

@@ -15,13 +15,13 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-// impatient makes a Store that gives up soon.
+// impatient gives a Store a short Timeout.
 func impatient(cfg *redisstore.Config) {
 	cfg.Timeout, cfg.Heartbeat = 100*time.Millisecond, 100*time.Millisecond
 }
 
-// A Write whose fence stands has kept its promise, whatever becomes of Redis then.
-func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
+// A Write whose fence is in place returns no error, even if Redis fails afterwards.
+func TestFencedWriteReturnsNoError(t *testing.T) {
 	server := services.NewRedis(t)
 	prefix := newPrefix(t)
 	var row atomic.Int64
@@ -51,12 +51,11 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 		before := reader.Stats().Loaded
 		_, err := reader.Get(t.Context(), 1)
 		return err == nil && reader.Stats().Loaded == before
-	}, time.Minute, 10*time.Millisecond, "kept again, long before the fence falls by itself")
+	}, time.Minute, 10*time.Millisecond, "cached again, long before the fence expires")
 	require.Zero(t, writer.Stats().PendingInvalidations)
 }
 
-// A command that arrives late, after its client has given up, leaves no fence that others
-// would have to wait for.
+// A command that arrives after its client has timed out leaves no fence for which other processes would wait.
 func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 	addr := services.Redis(t)
 	for name, act := range map[string]func(c *cacheaside.Cache[int, int]){
@@ -79,7 +78,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 			require.NoError(t, err)
 			proxy.Hold(faultproxy.ToServer)
 			act(c)
-			proxy.Heal() // what was given up arrives before what takes it back, after the ErrorPause of a second
+			proxy.Heal() // the command that timed out arrives before the command that reverts it, after the ErrorPause of a second
 			require.Eventually(t, func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
@@ -122,7 +121,7 @@ func TestNoGetIsOlderInABadNetwork(t *testing.T) {
 				for _, i := range rand.Perm(len(faults)) {
 					time.Sleep(100 * time.Millisecond) // traffic, in health
 					faults[i]()
-					time.Sleep(250 * time.Millisecond) // and without
+					time.Sleep(250 * time.Millisecond) // without memory
 					proxy.Heal()
 				}
 				time.Sleep(150 * time.Millisecond)

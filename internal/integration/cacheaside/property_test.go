@@ -18,9 +18,9 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-// record is one key of the store of record, with what the test knows of it.
+// A record is one key of the source, with the promises that the test has recorded.
 type record struct {
-	promised atomic.Int64 // no Get that begins now may return an older version
+	promised atomic.Int64 // no Get that starts now may return an older version
 }
 
 func (r *record) promise(version int64) {
@@ -32,7 +32,7 @@ func (r *record) promise(version int64) {
 	}
 }
 
-// A trial is one way to look for values that are older than they may be.
+// A trial searches for values that are older than promised.
 type trial struct {
 	writers, keys, reads int
 	skip                 bool                                    // the readers skip memory
@@ -44,7 +44,7 @@ type trial struct {
 	during               func() // runs along with the writers
 }
 
-// listening is a Store that can say when it has heard all that was published.
+// A listening Store can report when it has received all messages published so far.
 type listening struct {
 	cacheaside.Store
 	mu    sync.Mutex
@@ -53,7 +53,7 @@ type listening struct {
 
 func (l *listening) Watch(ctx context.Context, up func(), heard func(string)) error {
 	return l.Store.Watch(ctx, func() {
-		up() // has dropped all: what was missed no longer matters
+		up() // memory is cleared, so missed messages do not matter
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, ch := range l.heard {
@@ -71,7 +71,7 @@ func (l *listening) Watch(ctx context.Context, up func(), heard func(string)) er
 	})
 }
 
-// catchUp returns when l has heard all that was published before.
+// catchUp returns when l has received all messages that were published before.
 func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
 	key, ch := fmt.Sprintf("mark-%x", rand.Uint64()), make(chan struct{})
 	l.mu.Lock()
@@ -84,7 +84,7 @@ func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
 	return nil
 }
 
-// untoldKey is for the ctx of a Write: whether the Store could not be told.
+// untoldKey is the key of a value in the ctx of a Write, which records that the invalidation did not reach the Store.
 type untoldKey struct{}
 
 // dying is the Store of a process that dies before its Unfence.
@@ -94,9 +94,9 @@ var errDied = errors.New("died")
 
 func (dying) Unfence(context.Context, string, string) error { return errDied }
 
-// run counts the Gets that returned a value older than was promised: in memory,
-// by the updates of the same process; without memory, by those of all. A writer
-// that died after its commit promises as well, for it had put up a fence.
+// run counts the Gets that returned a value older than promised. In memory, the updates of the same process promise;
+// without memory, the updates of all processes do. A writer that died after its commit promises as well, because its
+// fence was in place.
 func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 	prefix := newPrefix(t)
 	type proc struct {
@@ -142,7 +142,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			if tr.breakIt != nil {
 				s = tr.breakIt(s)
 			}
-			// It never succeeds in repairing what it left.
+			// Its retries never succeed.
 			procs[i].dying = cacheaside.New(cacheaside.Config[int, int64]{
 				Load: load, Store: dying{s}, ErrorPause: cacheaside.None,
 			})
@@ -184,7 +184,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				switch {
 				case tr.crash && rand.N(5) == 0:
 					err = p.dying.Write(t.Context(), key, commit)
-					if err == nil && !tr.skip { // for memory, once it has heard of the fence
+					if err == nil && !tr.skip { // for memory, after the message about the fence
 						err = p.ears.catchUp(t.Context(), other)
 					}
 				case tr.invalidate:
@@ -198,17 +198,17 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				case err == nil && (!untold || tr.during == nil):
 					promise(by, key, version)
 				case errors.As(err, &late) && version == 0:
-					continue // the machine paused for longer than the fence stands: nothing was written
+					continue // the machine stopped for longer than the fence lasts: nothing was written
 				case errors.Is(err, errDied):
-					continue // the same after the commit: the error says that nothing is promised
+					continue // the same after the commit: the error means that nothing is promised
 				case tr.during == nil:
 					t.Errorf("write: %v", err)
 					return
-				default: // Redis was not told, and may have lost the fence: the process itself knows
+				default: // the invalidation did not reach Redis, which may have lost the fence; only this process knows
 					p.records[key].promise(version)
 				}
 				written.Add(1)
-				if tr.crash { // so that what a dead writer left can be read
+				if tr.crash { // so that the value of a dead writer can be read
 					for range rand.N(8) {
 						_ = client.Ping(t.Context()).Err()
 					}
@@ -282,7 +282,7 @@ func TestNoGetIsOlderWhileRedisIsKilledAndRestarted(t *testing.T) {
 				for range 4 {
 					time.Sleep(150 * time.Millisecond) // traffic, with Redis
 					server.Kill()
-					time.Sleep(150 * time.Millisecond) // and without
+					time.Sleep(150 * time.Millisecond) // without memory
 					server.Start()
 				}
 				time.Sleep(150 * time.Millisecond)
@@ -294,7 +294,7 @@ func TestNoGetIsOlderWhileRedisIsKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// unleased fills whoever was granted what: it takes the grant that there is.
+// An unleased Store fills with the current grant, whichever process has it.
 type unleased struct{ cacheaside.Store }
 
 func (s unleased) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
@@ -315,8 +315,8 @@ func (s unleased) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool,
 	return s.Store.Fill(ctx, values...)
 }
 
-// renewed extends the lease of a load that takes long, by acquiring it again with
-// the same token: after an invalidation that grants anew what was revoked.
+// A renewed Store extends the lease of a long load by acquiring it again with the same token. After an invalidation,
+// this grants a right that was revoked.
 type renewed struct {
 	cacheaside.Store
 	tokens *sync.Map // of each grant
@@ -388,7 +388,7 @@ func TestNoGetIsOlderFailsWithoutEachRule(t *testing.T) {
 					return
 				}
 			}
-			t.Error("a rule was broken, and nobody noticed")
+			t.Error("a broken rule was not detected")
 		})
 	}
 }

@@ -19,8 +19,7 @@ import (
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
-// A process stands for one process of an application: it has a connection pool
-// of its own.
+// A process represents one process of an application. It has its own connection pool.
 type process struct {
 	client *redis.Client
 	evals  atomic.Int64 // round trips
@@ -105,7 +104,7 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// The keys of a bucket go in one script, so that many keys take few round trips.
+// The keys of a bucket are sent in one script, so many keys take few round trips.
 func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	cfg := cacheaside.Config[int, int]{
@@ -138,7 +137,7 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 	count(64+500, get) // to fill takes about two for each bucket
 	require.EqualValues(t, 1000, c.Stats().Loaded)
 	require.NoError(t, c.Close())
-	c = cacheaside.New(cfg) // with nothing in memory
+	c = cacheaside.New(cfg) // memory is empty
 	defer c.Close()
 	count(64, get)
 	count(64, func() { require.NoError(t, c.Invalidate(t.Context(), keys...)) })

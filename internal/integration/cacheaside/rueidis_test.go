@@ -14,11 +14,11 @@ import (
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
-// connectors build the functions of a redisstore.Config on a client of their own, of
-// one server or of a cluster, for a process of the application.
+// connectors return the functions of a redisstore.Config for one process of the application. Each call creates a client
+// of one server or of a cluster.
 var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Config{
 	"go-redis": func(t testing.TB, addrs ...string) redisstore.Config {
-		// No timeouts of its own: a call ends by its ctx.
+		// no timeouts of the client: only ctx ends a call
 		var rdb redis.UniversalClient
 		if len(addrs) == 1 {
 			rdb = redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, MaxRetries: -1, ReadTimeout: -1, WriteTimeout: -1})
@@ -34,7 +34,7 @@ var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Confi
 	"rueidis": func(t testing.TB, addrs ...string) redisstore.Config {
 		client, err := rueidis.NewClient(rueidis.ClientOption{
 			InitAddress: addrs, ForceSingleClient: len(addrs) == 1, DisableCache: true,
-			ConnWriteTimeout: 2 * time.Second, // after which a connection that is half open is given up
+			ConnWriteTimeout: 2 * time.Second, // the time after which a half-open connection is closed
 		})
 		require.NoError(t, err)
 		t.Cleanup(client.Close)

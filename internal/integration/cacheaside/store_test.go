@@ -46,7 +46,7 @@ func fill(t *testing.T, s cacheaside.Store, key, grant, value string) bool {
 	return current[0]
 }
 
-// value returns what the store has of key, fresh or not.
+// value returns the value of key in the Store, fresh or not.
 func value(t *testing.T, s cacheaside.Store, key string) string {
 	t.Helper()
 	look := acquire(t, s, key, "looks", false)
@@ -54,7 +54,7 @@ func value(t *testing.T, s cacheaside.Store, key string) string {
 	return string(look.Value)
 }
 
-// What is not as it must be is replaced, and the keys beside it are not affected.
+// Damaged keys are replaced, and other keys of the call are not affected.
 func TestDamagedKeysAreReplaced(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	for name, damage := range map[string]func(c *redis.Client, hash string) error{
@@ -119,7 +119,7 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 	}
 }
 
-// What is no longer needed is not kept.
+// Hashes have no fields that are no longer needed.
 func TestHashesHoldNoMoreThanTheyNeed(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	prefix := newPrefix(t)
@@ -164,7 +164,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	s := p.store(prefix, func(cfg *redisstore.Config) {
 		cfg.LeaseTTL, cfg.WriteTimeout = 50*time.Millisecond, 50*time.Millisecond
 	})
-	// until asks until the answer is there: by then Redis's clock has moved as far.
+	// until repeats the query until the response is as wanted. By then, the same time has passed on Redis's clock.
 	until := func(key, token string, want cacheaside.State) time.Duration {
 		begun := time.Now()
 		for acquire(t, s, key, token, false).State != want {
@@ -182,7 +182,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 
 	slow := lease(t, s, "slow", "a")
 	time.Sleep(60 * time.Millisecond)
-	require.True(t, fill(t, s, "slow", slow, "v"), "its time has passed, but nobody took it")
+	require.True(t, fill(t, s, "slow", slow, "v"), "it has expired, but no process has taken it")
 
 	require.True(t, fill(t, s, "w", lease(t, s, "w", "a"), "old"))
 	begun := time.Now()
@@ -207,7 +207,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	require.NoError(t, err)
 	time.Sleep(110 * time.Millisecond)
 	require.NoError(t, s.Unfence(t.Context(), "x", "alive"))
-	require.Empty(t, fieldsOf(t, p, prefix, "x"), "of the dead nothing is left")
+	require.Empty(t, fieldsOf(t, p, prefix, "x"), "nothing of the dead process remains")
 	require.Equal(t, cacheaside.Leased, acquire(t, s, "x", "b", false).State)
 }
 
@@ -314,7 +314,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			for range 100 {
 				require.Less(t, get(1), get(1), "each goes to the source")
 			}
-			require.Less(t, p.evals.Load()-before, int64(100), "and Redis is not asked each time")
+			require.Less(t, p.evals.Load()-before, int64(100), "Redis is not queried each time")
 			change.back()
 			await(cacheaside.EventWatchBegan)
 			require.Eventually(t, func() bool { return c.Stats().PendingInvalidations == 0 }, time.Minute, 10*time.Millisecond)
