@@ -12,10 +12,13 @@ import (
 )
 
 func Example() {
-	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{ConsecutiveFailures: 1}) }, resilience.GroupConfig{})
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nobody is there
+	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{ConsecutiveFailures: 1})
+	}, resilience.GroupConfig{})
+	// No server listens at this address.
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
-		return circuits.By(func(context.Context) string { return addr })
+		return breakers.By(func(context.Context) string { return addr })
 	}})
 
 	fmt.Println(resilience.Refused(rdb.Get(context.Background(), "key").Err()))

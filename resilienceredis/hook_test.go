@@ -75,7 +75,8 @@ func (s server) dial(context.Context, string, string) (net.Conn, error) {
 }
 
 func (s server) client(t *testing.T, policies ...resilience.Middleware) *redis.Client {
-	rdb := redis.NewClient(&redis.Options{Addr: "node", Dialer: s.dial, DialerRetries: 1, MaxRetries: -1, ContextTimeoutEnabled: true})
+	rdb := redis.NewClient(&redis.Options{Addr: "node", Dialer: s.dial, DialerRetries: 1, MaxRetries: -1,
+		ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = rdb.Close() })
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 		require.Equal(t, "node", addr)
@@ -144,7 +145,8 @@ func TestReplies(t *testing.T) {
 func TestFailedDialCountsOnce(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 9})
 	away := errors.New("away")
-	rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, away }, DialerRetries: 1, MaxRetries: -1})
+	dial := func(context.Context, string, string) (net.Conn, error) { return nil, away }
+	rdb := redis.NewClient(&redis.Options{Dialer: dial, DialerRetries: 1, MaxRetries: -1})
 	defer rdb.Close()
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
 	require.ErrorIs(t, rdb.Get(t.Context(), "key").Err(), away)
@@ -207,7 +209,7 @@ func TestPipelineIsOneCall(t *testing.T) {
 		})
 	}
 	cmds, err := pipeline("$-1", "+a", "-WRONGTYPE x")
-	require.Equal(t, redis.Nil, err, "that of the first")
+	require.Equal(t, redis.Nil, err, "the error of the first command")
 	require.Equal(t, []any{redis.Nil, nil, "WRONGTYPE x"}, []any{cmds[0].Err(), cmds[1].Err(), cmds[2].Err().Error()})
 	require.EqualValues(t, 1, circuit.Stats().Succeeded)
 
@@ -279,7 +281,7 @@ func TestPoliciesMustKeepTheContext(t *testing.T) {
 	}
 }
 
-// TestHookGuardsTheShardsOfARing: those that NewRing has made, and those that are added later.
+// The shards that NewRing has created, and the shards that are added later.
 func TestHookGuardsTheShardsOfARing(t *testing.T) {
 	for _, added := range []string{"", "node3"} {
 		at := map[string]string{"a": "node1", "b": "node2"}
@@ -343,7 +345,8 @@ func TestEvalReturnsWhenContextIsDone(t *testing.T) {
 	hang := server(func([]string) string { return "hang" }).dial
 	for name, open := range map[string]func(respects bool) redis.UniversalClient{
 		"Client": func(respects bool) redis.UniversalClient {
-			return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: hang, MaxRetries: -1, ContextTimeoutEnabled: respects})
+			return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: hang, MaxRetries: -1,
+				ContextTimeoutEnabled: respects})
 		},
 		"ClusterClient": func(respects bool) redis.UniversalClient {
 			return redis.NewClusterClient(&redis.ClusterOptions{
@@ -440,7 +443,8 @@ func TestEvalReportsWhatIsForbidden(t *testing.T) {
 		replies map[string]string
 		calls   int // of three
 	}{
-		{map[string]string{"evalsha": "-NOPERM no permissions to run the 'evalsha' command", "eval": "-NOPERM no permissions to run the 'eval' command"}, 6},
+		{map[string]string{"evalsha": "-NOPERM no permissions to run the 'evalsha' command",
+			"eval": "-NOPERM no permissions to run the 'eval' command"}, 6},
 		{map[string]string{"evalsha": "-NOPERM No permissions to access a key"}, 3},
 		{map[string]string{"evalsha": "-ERR user_script:1: 'evalsha'"}, 3},
 	} {
@@ -537,7 +541,7 @@ func TestEvalReloadsTheCluster(t *testing.T) {
 					},
 				})
 				require.NoError(t, run(t.Context(), c))
-				time.Sleep(20 * time.Second) // by itself, the client reloads after a minute
+				time.Sleep(20 * time.Second) // without Eval, the client reloads after a minute
 				dead.Store(true)
 				start := time.Now()
 				require.Error(t, run(t.Context(), c))
@@ -545,7 +549,7 @@ func TestEvalReloadsTheCluster(t *testing.T) {
 				require.Less(t, time.Since(start), 2*time.Second)
 				require.NoError(t, c.Close())
 				time.Sleep(time.Second)      // a reload ends with a pause
-				for _, conn := range conns { // also those of nodes that have left the cluster
+				for _, conn := range conns { // even connections to nodes that have left the cluster
 					_ = conn.Close()
 				}
 			})
@@ -602,7 +606,7 @@ func TestSubscribe(t *testing.T) {
 	})
 }
 
-// TestSubscribeDetectsAnIdleServer: it pings after ten seconds, and gives up after ten more.
+// Subscribe pings after ten seconds, and returns after ten more.
 func TestSubscribeDetectsAnIdleServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pings := 0

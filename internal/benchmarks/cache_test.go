@@ -29,16 +29,15 @@ const (
 	cacheTTL      = 5 * time.Minute
 )
 
-// A cacheUnderTest loads what it does not have.
+// A cacheUnderTest loads the values that it does not have.
 type cacheUnderTest struct {
 	get    func(key string) (int, error)
 	forget func(key string)
 	close  func()
 }
 
-// cachesUnderTest build each cache in the way that its documentation gives for a
-// cache that loads, with the same capacity and TTL; what each does besides
-// differs, and is what the figures are the price of.
+// cachesUnderTest builds each cache as its documentation describes for a cache that loads, with the same capacity and
+// TTL. The caches differ in their other features, and the results include the cost of these.
 var cachesUnderTest = []struct {
 	name string
 	make func(load func(context.Context, string) (int, error)) cacheUnderTest
@@ -105,7 +104,7 @@ var cachesUnderTest = []struct {
 	}},
 	{"singleflight-map", func(load func(context.Context, string) (int, error)) cacheUnderTest {
 		var flights singleflight.Group
-		var values sync.Map // with neither a bound nor a TTL
+		var values sync.Map // without a capacity and a TTL
 		return cacheUnderTest{
 			get: func(key string) (int, error) {
 				if v, ok := values.Load(key); ok {
@@ -194,8 +193,8 @@ var cacheCases = []comparison{
 	})},
 }
 
-// tierCases are a cache in Redis, with nothing in memory: "get" of a value that is there, "load" of
-// one that is not, and "write", which go-redis/cache does by Delete.
+// tierCases are a cache in Redis, without memory: "get" returns a value in Redis, "load" loads a missing value, and
+// "write" changes a value, for which go-redis/cache calls Delete.
 var tierCases = []comparison{
 	{"get", tierImpls(func(t tier, _ int) error { return t.get(t.prefix + "there") })},
 	{"load", tierImpls(func(t tier, i int) error { return t.get(t.prefix + strconv.Itoa(i)) })},
@@ -228,8 +227,9 @@ func tierImpls(call func(t tier, i int) error) []impl {
 		{"resilience", func(b *testing.B) {
 			rdb, ctx := throttleRedis(b), context.Background()
 			c := cacheaside.New(cacheaside.Config[string, int]{
-				Load:  func(_ context.Context, key string) (int, error) { return len(key), nil },
-				Store: redisstore.New(redisstore.Config{Prefix: "benchmarks:cache", Eval: resilienceredis.Eval(rdb), Timeout: time.Second}),
+				Load: func(_ context.Context, key string) (int, error) { return len(key), nil },
+				Store: redisstore.New(redisstore.Config{Prefix: "benchmarks:cache", Eval: resilienceredis.Eval(rdb),
+					Timeout: time.Second}),
 			})
 			defer c.Close()
 			measure(b, tier{

@@ -40,7 +40,8 @@ func TestStoreOnACluster(t *testing.T) {
 }
 
 // Slots move under load, a master hangs, and a master is killed.
-func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config, tr trial) {
+func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster,
+	connect func(testing.TB, ...string) redisstore.Config, tr trial) {
 	prefix := newPrefix(t)
 	tr.breakIt = func(cacheaside.Store) cacheaside.Store { // breaks nothing: returns a Store with another client
 		return newStore(connect(t, c.Addrs()...), prefix, impatient)
@@ -76,7 +77,8 @@ func errEval(context.Context, string, []string, ...any) (any, error) {
 }
 
 // A Write on any master invalidates the memory of another process, through the cluster bus.
-func changesAreReceivedOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config) {
+func changesAreReceivedOnACluster(t *testing.T, c *services.RedisCluster,
+	connect func(testing.TB, ...string) redisstore.Config) {
 	prefix := newPrefix(t)
 	var rows [12]atomic.Int64
 	open := func() *cacheaside.Cache[int, int64] {

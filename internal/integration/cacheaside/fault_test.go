@@ -78,7 +78,8 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 			require.NoError(t, err)
 			proxy.Hold(faultproxy.ToServer)
 			act(c)
-			proxy.Heal() // the command that timed out arrives before the command that reverts it, after the ErrorPause of a second
+			// the command that timed out arrives before the command that reverts it, after the ErrorPause of a second
+			proxy.Heal()
 			require.Eventually(t, func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()

@@ -36,7 +36,7 @@ func (r *record) promise(version int64) {
 type trial struct {
 	writers, keys, reads int
 	skip                 bool                                    // the readers skip memory
-	processes            int                                     // each with a Cache; readers and writers are spread over them
+	processes            int                                     // each has a Cache and a share of the readers and writers
 	invalidate           bool                                    // commit, then Invalidate, rather than Write
 	crash                bool                                    // one writer in five dies after its commit
 	breakIt              func(cacheaside.Store) cacheaside.Store // nil: nothing is broken
@@ -252,16 +252,21 @@ func shortLease(cfg *redisstore.Config) { cfg.LeaseTTL = 50 * time.Microsecond }
 func TestGetSeesReturnedWrite(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
-		"redis":                                 {writers: 4, keys: 8, reads: 5_000, skip: true, processes: 2},
-		"redis, three writers, one key":         {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3},
-		"redis, invalidated":                    {writers: 3, keys: 2, reads: 5_000, skip: true, processes: 3, invalidate: true},
-		"redis, crashes":                        {writers: 3, keys: 4, reads: 5_000, skip: true, processes: 3, crash: true, store: quickly},
-		"redis, loads that outlast their lease": {writers: 3, keys: 2, reads: 5_000, skip: true, processes: 3, invalidate: true, store: shortLease},
-		"both, loads that outlast their lease":  {writers: 3, keys: 2, reads: 5_000, processes: 3, invalidate: true, store: shortLease},
-		"both":                                  {writers: 4, keys: 8, reads: 5_000, processes: 2},
-		"both, three writers, one key":          {writers: 3, keys: 1, reads: 5_000, processes: 3},
-		"both, invalidated":                     {writers: 3, keys: 2, reads: 5_000, processes: 3, invalidate: true},
-		"both, crashes":                         {writers: 3, keys: 4, reads: 5_000, processes: 3, crash: true, store: quickly},
+		"redis":                         {writers: 4, keys: 8, reads: 5_000, skip: true, processes: 2},
+		"redis, three writers, one key": {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3},
+		"redis, invalidated": {writers: 3, keys: 2, reads: 5_000, skip: true, processes: 3,
+			invalidate: true},
+		"redis, crashes": {writers: 3, keys: 4, reads: 5_000, skip: true, processes: 3, crash: true,
+			store: quickly},
+		"redis, loads that outlast their lease": {writers: 3, keys: 2, reads: 5_000, skip: true, processes: 3,
+			invalidate: true, store: shortLease},
+		"both, loads that outlast their lease": {writers: 3, keys: 2, reads: 5_000, processes: 3, invalidate: true,
+			store: shortLease},
+		"both":                         {writers: 4, keys: 8, reads: 5_000, processes: 2},
+		"both, three writers, one key": {writers: 3, keys: 1, reads: 5_000, processes: 3},
+		"both, invalidated":            {writers: 3, keys: 2, reads: 5_000, processes: 3, invalidate: true},
+		"both, crashes": {writers: 3, keys: 4, reads: 5_000, processes: 3, crash: true,
+			store: quickly},
 	} {
 		t.Run(name, func(t *testing.T) {
 			violations, writes := tr.run(t, addr)

@@ -21,9 +21,11 @@ var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Confi
 		// no timeouts of the client: only ctx ends a call
 		var rdb redis.UniversalClient
 		if len(addrs) == 1 {
-			rdb = redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, MaxRetries: -1, ReadTimeout: -1, WriteTimeout: -1})
+			rdb = redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, MaxRetries: -1, ReadTimeout: -1,
+				WriteTimeout: -1})
 		} else {
-			rdb = redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1})
+			rdb = redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true, ReadTimeout: -1,
+				WriteTimeout: -1})
 		}
 		t.Cleanup(func() { _ = rdb.Close() })
 		return redisstore.Config{

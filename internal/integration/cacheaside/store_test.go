@@ -91,7 +91,8 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 			},
 			"all": func(s cacheaside.Store, _, _ string) error { return s.InvalidateAll(t.Context()) },
 			"fill": func(s cacheaside.Store, key, grant string) error {
-				_, err := s.Fill(t.Context(), cacheaside.Entry{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
+				_, err := s.Fill(t.Context(),
+					cacheaside.Entry{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
 				return err
 			},
 			"update": func(s cacheaside.Store, key, _ string) error {
@@ -268,8 +269,9 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 	var loads atomic.Int64
 	events := make(chan cacheaside.Event, 1000)
 	c := cacheaside.New(cacheaside.Config[int, int]{
-		Load:  func(_ context.Context, k int) (int, error) { return int(loads.Add(1)), nil },
-		Store: p.store(newPrefix(t), func(cfg *redisstore.Config) { cfg.Timeout, cfg.Heartbeat = time.Second, 200*time.Millisecond }),
+		Load: func(_ context.Context, k int) (int, error) { return int(loads.Add(1)), nil },
+		Store: p.store(newPrefix(t),
+			func(cfg *redisstore.Config) { cfg.Timeout, cfg.Heartbeat = time.Second, 200*time.Millisecond }),
 		// Long enough that only the events below end it.
 		ErrorPause: 200 * time.Millisecond,
 	})

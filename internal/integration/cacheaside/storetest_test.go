@@ -32,7 +32,8 @@ func TestRedisStoreInAnOutage(t *testing.T) {
 		server, prefix := services.NewRedis(t), newPrefix(t)
 		return storetest.Backend{
 			Connect: func() cacheaside.Store {
-				return newProcess(t, server.Addr).store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = lease, write })
+				return newProcess(t, server.Addr).store(prefix,
+					func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = lease, write })
 			},
 			Break: func() (restore func()) {
 				server.Kill()

@@ -28,35 +28,40 @@ import (
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
-// A key of a cache is a register. What is committed may be read, and what was committed
-// before the last promise may not: that of a Write or an Invalidate that has returned.
-// With memory, a promise holds in its process; for a Get that skips memory, in all.
+// A key of a cache is a register. A Get may return a committed value, but no value from before the last promise. A
+// Write or an Invalidate that has returned promises the value committed by then. With memory, a promise holds in its
+// process. For a Get that skips memory, it holds in all processes.
 func TestCacheaside(t *testing.T) { search(t, &cacheTarget) }
 
-var cacheTarget = target{name: "cacheaside", length: 4 * time.Second, worker: cacheWorker, begin: cacheBegin, check: cacheCheck}
+var cacheTarget = target{name: "cacheaside", length: 4 * time.Second, worker: cacheWorker, begin: cacheBegin,
+	check: cacheCheck}
 
 type cachePlan struct {
 	Memory, Store                         bool
 	TTL, Stale, StaleIfError, SoftTimeout time.Duration
 	ErrorPause, LoadTimeout               time.Duration
 	Timeout, LeaseTTL, WriteTimeout       time.Duration
-	Load, Write                           time.Duration // the longest, most often
-	Keys                                  int           // at once
-	Slow, Failing, Lost, Late             int           // percentage of loads, of loads, of scripts, and of their answers
+	Load, Write                           time.Duration // usually the maximum
+	Keys                                  int           // in use at the same time
+	Slow, Failing, Lost, Late             int           // percentage of loads, loads, scripts, and replies
 	Finish                                bool
-	Restarts                              bool // of Redis, which then is empty
-	Network                               bool // between the processes and Redis, a bad one
+	Restarts                              bool // Redis restarts without its data
+	Network                               bool // a faulty network between the processes and Redis
 	Readers, Writers                      int
-	Pause, WritePause                     time.Duration // of a reader and of a writer, at most
+	Pause, WritePause                     time.Duration // maximum pause of a reader, and of a writer
 }
 
 func cacheBegin(r *run) {
 	rng := r.rng
 	ms := func(of ...int) time.Duration { return time.Duration(of[rng.IntN(len(of))]) * time.Millisecond }
 	p := cachePlan{
-		TTL: ms(5, 50, 2000), Stale: ms(0, 1, 30), StaleIfError: ms(0, 50, 10_000), ErrorPause: ms(0, 2, 20, 100), LoadTimeout: ms(10, 100, 1000),
-		Timeout: ms(100, 250), Network: rng.IntN(2) == 0, LeaseTTL: ms(1, 10, 100), WriteTimeout: ms(20, 100), Load: ms(1, 5, 20, 100), Write: ms(1, 5, 20), Keys: []int{1, 2, 5, 10}[rng.IntN(4)], Failing: []int{0, 10, 40}[rng.IntN(3)], Lost: []int{0, 1, 5}[rng.IntN(3)], Late: []int{0, 5, 30}[rng.IntN(3)],
-		Finish: rng.IntN(2) == 0, Restarts: rng.IntN(5) == 0, Readers: 8, Writers: 1 + rng.IntN(3), Slow: []int{20, 66}[rng.IntN(2)], Pause: 500 * time.Microsecond, WritePause: 10 * time.Millisecond,
+		TTL: ms(5, 50, 2000), Stale: ms(0, 1, 30), StaleIfError: ms(0, 50, 10_000), ErrorPause: ms(0, 2, 20, 100),
+		LoadTimeout: ms(10, 100, 1000),
+		Timeout:     ms(100, 250), Network: rng.IntN(2) == 0, LeaseTTL: ms(1, 10, 100), WriteTimeout: ms(20, 100),
+		Load: ms(1, 5, 20, 100), Write: ms(1, 5, 20), Keys: []int{1, 2, 5, 10}[rng.IntN(4)],
+		Failing: []int{0, 10, 40}[rng.IntN(3)], Lost: []int{0, 1, 5}[rng.IntN(3)], Late: []int{0, 5, 30}[rng.IntN(3)],
+		Finish: rng.IntN(2) == 0, Restarts: rng.IntN(5) == 0, Readers: 8, Writers: 1 + rng.IntN(3),
+		Slow: []int{20, 66}[rng.IntN(2)], Pause: 500 * time.Microsecond, WritePause: 10 * time.Millisecond,
 	}
 	if p.ErrorPause == 0 {
 		p.ErrorPause = cacheaside.None
@@ -66,7 +71,7 @@ func cacheBegin(r *run) {
 		p.Memory = true
 	case 1, 2, 3:
 		p.Store = true
-		if rng.IntN(3) > 0 { // loads begin and end within the fences of writers that die after their change
+		if rng.IntN(3) > 0 { // loads start and end within the fences of writers that die after their change
 			p.TTL, p.LoadTimeout, p.Failing, p.Late = ms(50, 2000), time.Second, min(p.Failing, 10), min(p.Late, 5)
 			p.Load, p.Write, p.WriteTimeout = 5*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond
 			p.Keys, p.Pause, p.WritePause, r.calm = 2, 5*time.Millisecond, 60*time.Millisecond, 2*time.Second
@@ -79,7 +84,8 @@ func cacheBegin(r *run) {
 	}
 	processes := []int{1, 2, 2, 3, 4}[rng.IntN(5)]
 	r.calm = ms(200, 800, 2000)
-	if p.Memory && p.Store && rng.IntN(5) > 0 { // loads of a key that has an old value begin and end in any order around its writes
+	if p.Memory && p.Store && rng.IntN(5) > 0 {
+		// loads of a key that has a stale value start and end in any order relative to its writes
 		p.TTL = ms(1, 2)
 		p.Stale, p.StaleIfError, p.SoftTimeout = 0, 10*time.Second, time.Millisecond
 		p.Load, p.Slow, p.Failing, p.LoadTimeout = 400*time.Millisecond, 20, min(p.Failing, 10), time.Second
@@ -146,21 +152,21 @@ func openSource(dir string) *[sourceSize / 8]atomic.Int64 {
 	return (*[sourceSize / 8]atomic.Int64)(unsafe.Pointer(&mem[0]))
 }
 
-// A cacheOp is one operation on one key. A Get in a GetMany is one of its own.
+// A cacheOp is one operation on one key. Each key of a GetMany is a separate operation.
 type cacheOp struct {
 	Kind     string // get, write, commit (without the cache), invalidate, invalidate all, expire
 	Key      int
-	Value    int64 `json:",omitempty"` // what was read or written
-	From, To int64 `json:",omitempty"` // when the source was changed; To 0: perhaps, or later
-	Fenced   bool  `json:",omitempty"` // the change was under a fence that stood
-	Untold   bool  `json:",omitempty"` // the Store could not be told
-	Unfenced bool  `json:",omitempty"` // and there was no fence either
-	Died     bool  `json:",omitempty"` // the writer, as if with its process, before it ended its Write
-	Refused  bool  `json:",omitempty"` // the operation was not begun
+	Value    int64 `json:",omitempty"` // the value read or written
+	From, To int64 `json:",omitempty"` // when the source was changed; if To is 0, perhaps later or never
+	Fenced   bool  `json:",omitempty"` // the fence was in place during the change
+	Untold   bool  `json:",omitempty"` // the invalidation did not reach the Store
+	Unfenced bool  `json:",omitempty"` // there was no fence either
+	Died     bool  `json:",omitempty"` // the writer died before its Write returned
+	Refused  bool  `json:",omitempty"` // the operation was not started
 	Failed   bool  `json:",omitempty"` // no value
 }
 
-// Keys live for a while only, so that the history of each is short.
+// Each key is used for a limited time, so its history is short.
 const lifeOfKeys = 500 * time.Millisecond
 
 type cacheProcess struct {
@@ -187,7 +193,8 @@ func cacheWorker(ctx context.Context, w *worker) {
 		panic(err)
 	}
 	cfg := cacheaside.Config[int, int64]{
-		Load: p.load, TTL: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError, SoftTimeout: p.SoftTimeout, ErrorPause: p.ErrorPause,
+		Load: p.load, TTL: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError, SoftTimeout: p.SoftTimeout,
+		ErrorPause:  p.ErrorPause,
 		LoadTimeout: p.LoadTimeout, FinishLoads: p.Finish,
 	}
 	observe := func(ctx context.Context, e cacheaside.Event) {
@@ -201,7 +208,8 @@ func cacheWorker(ctx context.Context, w *worker) {
 		}
 	}
 	if p.Store {
-		p.client = redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.Timeout, PoolSize: 64})
+		p.client = redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1,
+			DialTimeout: p.Timeout, PoolSize: 64})
 		cfg.Store = redisstore.New(redisstore.Config{
 			Prefix: "history", Eval: p.eval, Subscribe: p.subscribe,
 			Timeout: p.Timeout, LeaseTTL: p.LeaseTTL, WriteTimeout: p.WriteTimeout, Heartbeat: 4 * p.Timeout,
@@ -223,7 +231,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 	}
 	all.Go(func() {
 		rng := w.rand(-1)
-		for pause(ctx, between(rng, 10*time.Millisecond, 200*time.Millisecond)) { // settings change meanwhile
+		for pause(ctx, between(rng, 10*time.Millisecond, 200*time.Millisecond)) { // settings change during the history
 			err := p.cache.Update(func(c *cacheaside.Config[int, int64]) {
 				c.TTL = max(1, p.TTL*time.Duration(1+rng.IntN(3))/2)
 				c.StaleWhileRevalidate = p.Stale * time.Duration(1+rng.IntN(3)) / 2
@@ -237,8 +245,8 @@ func cacheWorker(ctx context.Context, w *worker) {
 	_ = p.cache.Close()
 }
 
-// dying is the Store of a writer that dies after its commit: it does nothing more. An error
-// would keep the writers after it from their fences.
+// A dying Store belongs to a writer that dies after its commit. Later calls do nothing. If they returned an error,
+// later writers would get no fences.
 type dying struct{ cacheaside.Store }
 
 func (dying) Unfence(context.Context, string, string) error { return nil }
@@ -251,7 +259,7 @@ func (p *cacheProcess) eval(ctx context.Context, script string, keys []string, a
 	}
 	of := 100
 	if ctx.Value(opKey{}) == nil {
-		of = 50_000 // no write of a key: a failure keeps a shard, or all, from being used for a while
+		of = 50_000 // not for writes of a key: after a failure, a shard or the whole Store is not used for a pause
 	}
 	if rand.IntN(of) >= p.Lost {
 		if ctx.Value(opKey{}) == nil && rand.IntN(100) < p.Late {
@@ -279,9 +287,9 @@ func (p *cacheProcess) load(ctx context.Context, key int) (int64, error) {
 	if rand.IntN(100) >= p.Slow {
 		d = 0
 	}
-	pause(ctx, d/2) // the question is under way
+	pause(ctx, d/2) // the query is in flight
 	v := p.source[key].Load()
-	pause(ctx, d/2) // and the answer
+	pause(ctx, d/2) // the response is in flight
 	if rand.IntN(100) < p.Failing {
 		return 0, errSource
 	}
@@ -310,7 +318,8 @@ func (p *cacheProcess) readAll(ctx context.Context, client int, rng *rand.Rand) 
 		begun := now()
 		got, _ := p.cache.GetMany(getCtx, keys)
 		for key, v := range got {
-			p.write(&entry[cacheOp]{Process: p.Number, Client: client, ID: int(p.last.Add(1)), Call: begun, Return: now(), Op: cacheOp{Kind: "get", Key: key, Value: v}})
+			p.write(&entry[cacheOp]{Process: p.Number, Client: client, ID: int(p.last.Add(1)), Call: begun, Return: now(),
+				Op: cacheOp{Kind: "get", Key: key, Value: v}})
 		}
 		cancel()
 	}
@@ -323,7 +332,7 @@ func (p *cacheProcess) writeAll(ctx context.Context, client int, rng *rand.Rand)
 		case n < 13:
 			op.Kind = "write"
 			p.do(client, p.fresh(op), func(op *cacheOp, write func()) { p.change(ctx, client, op, write, rng) })
-		case n < 17: // the order that Write spares its callers
+		case n < 17: // the change and the invalidation, which Write would combine
 			op.Kind = "commit"
 			p.do(client, p.fresh(op), p.commit)
 			fallthrough
@@ -344,7 +353,7 @@ func (p *cacheProcess) writeAll(ctx context.Context, client int, rng *rand.Rand)
 	}
 }
 
-// fresh gives op a value that nobody else writes.
+// fresh gives op a value that no other operation writes.
 func (p *cacheProcess) fresh(op cacheOp) cacheOp {
 	op.Value = int64(p.Number+1)*1_000_000 + p.values.Add(1)
 	return op
@@ -410,14 +419,13 @@ func (p *cacheProcess) change(ctx context.Context, client int, op *cacheOp, writ
 type cacheStep struct {
 	kind  string // commit, promise, notice, settle, get, lag, failover
 	value int64
-	id    string // of the operation, for notice and settle
+	id    string // identifies the operation, for notice and settle
 }
 
-// A register is the values that may be read: from the one that was promised to the last
-// that is committed.
+// A register has the values that may be read: from the promised value to the last committed value.
 type register struct {
 	values []int64
-	held   []noticed // by an invalidation that has begun: it promises what is committed then
+	held   []noticed // values noticed by an invalidation that has started: it promises the value committed then
 
 	lags bool    // Redis replicates nothing, and
 	lost []int64 // may forget that these are too old
@@ -453,7 +461,7 @@ var registerModel = porcupine.Model{
 			s.held = append(slices.Clip(s.held), noticed{in.id, s.values[len(s.values)-1]})
 		case "settle":
 			at := slices.IndexFunc(s.held, func(n noticed) bool { return n.id == in.id })
-			if at >= 0 { // otherwise the history was made shorter
+			if at >= 0 { // otherwise the history was shortened
 				s = s.promise(s.held[at].value)
 				s.held = slices.Delete(slices.Clone(s.held), at, at+1)
 			}
@@ -466,7 +474,8 @@ var registerModel = porcupine.Model{
 	},
 	Equal: func(a, b any) bool {
 		x, y := a.(register), b.(register)
-		return slices.Equal(x.values, y.values) && slices.Equal(x.held, y.held) && slices.Equal(x.lost, y.lost) && x.lags == y.lags
+		return slices.Equal(x.values, y.values) && slices.Equal(x.held, y.held) && slices.Equal(x.lost, y.lost) &&
+			x.lags == y.lags
 	},
 	Hash: func(state any) uint64 { return maphash.Comparable(hashSeed, fmt.Sprint(state)) },
 	DescribeOperation: func(input, _ any) string {
@@ -479,13 +488,13 @@ var registerModel = porcupine.Model{
 		case "promise":
 			return fmt.Sprintf("%d is promised: its Write has returned, or its writer has died", in.value)
 		case "notice":
-			return "an invalidation begins " + in.id
+			return "an invalidation starts " + in.id
 		case "lag":
 			return "Redis replicates nothing more"
 		case "failover":
-			return "the replica takes over: what was promised meanwhile is not"
+			return "the replica takes over: later promises no longer hold"
 		}
-		return "an invalidation has ended: what was committed when it began is promised " + in.id
+		return "an invalidation has ended: the value committed when it started is promised " + in.id
 	},
 	DescribeState: func(state any) string { return fmt.Sprint(state.(register).values) },
 }
@@ -513,7 +522,7 @@ func cacheCheck(r *run) *finding {
 	plan := r.plan.(cachePlan)
 	type part struct{ process, key int }
 	byKey, alls, readers := make(map[int][]entry[cacheOp]), []entry[cacheOp](nil), make(map[part]bool)
-	seen := make(map[int64]int64) // when a value was first known to be there
+	seen := make(map[int64]int64) // when a value was first known to exist
 	for _, e := range read[cacheOp](r) {
 		r.count(e.Op.Kind, 1)
 		if e.Op.Kind == "get" && e.Op.Failed {
@@ -568,7 +577,7 @@ func cacheCheck(r *run) *finding {
 			}
 			ends := max(e.Return, op.To)
 			if slices.ContainsFunc(r.gaps, func(g gap) bool { return e.Call <= g.dead && ends >= g.killed }) {
-				continue // which of the two servers was told?
+				continue // either of the two servers may have the change
 			}
 			switch op.Kind {
 			case "invalidate", "invalidate all", "write":
@@ -583,7 +592,7 @@ func cacheCheck(r *run) *finding {
 			case e.Return > 0 && !op.Died:
 				add(e, e.Return, e.Return, cacheStep{kind: "promise", value: op.Value})
 				r.count("promises", 1)
-			case !plan.Memory && !plan.Restarts && op.Fenced: // the writer has died: the fence keeps the promise
+			case !plan.Memory && !plan.Restarts && op.Fenced: // the writer has died, and the fence keeps the promise
 				add(e, op.To, op.To, cacheStep{kind: "promise", value: op.Value})
 				r.count("promises", 1)
 			}

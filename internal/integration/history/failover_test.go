@@ -16,15 +16,16 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-// A Redis that fails over loses what it was told and has not replicated. Reads may then be as old as
-// what was promised before that, and no older, until the next promise.
+// A Redis that fails over loses the changes that it has not replicated. Until the next promise, reads may then be as
+// old as the values promised before the loss, but no older.
 func TestCacheasideFailover(t *testing.T) { search(t, &failoverTarget) }
 
 var failoverTarget = target{
 	name: "failover", length: 4 * time.Second, worker: cacheWorker, begin: failoverBegin, check: cacheCheck,
 }
 
-// Reads that are older than any promise show that something is lost, and that the checker sees it.
+// Without gaps, the checker must find reads that are older than a promise. This shows that changes are lost, and that
+// the checker detects it.
 var lossless = target{
 	name: "failover", length: 4 * time.Second, worker: cacheWorker, begin: failoverBegin,
 	check: func(r *run) *finding {
@@ -35,14 +36,14 @@ var lossless = target{
 
 func TestCacheasideFailoverFindsItsControl(t *testing.T) {
 	if !*withMutants {
-		t.Skip("without -history.mutants")
+		t.Skip("needs -history.mutants")
 	}
 	found, did := explore(t, &lossless, os.Args[0], rand.Uint64N(1_000_000), time.Minute)
 	require.NotNil(t, found, "no read is older than was promised: %s", list(did))
 	t.Log(found)
 }
 
-// A gap is what a failover may have lost: what Redis was told after begun, and before it was dead.
+// A gap is the time of a failover. Changes that reached Redis after begun and before dead may be lost.
 type gap struct{ begun, killed, dead int64 }
 
 func failoverBegin(r *run) {
@@ -98,13 +99,13 @@ func (p *redisPair) follow() {
 	}, 30*time.Second, 5*time.Millisecond)
 }
 
-// failOver has the primary die while the other server lags, which takes its place.
+// failOver kills the primary while the replica lags. The replica becomes the primary.
 func (p *redisPair) failOver(rng *rand.Rand) {
 	ctx, old, next := context.Background(), p.primary, 1-p.primary
 	lost := gap{begun: now()}
 	conn := p.clients[old].Conn()
 	require.NoError(p, conn.Set(ctx, "mark", lost.begun, 0).Err())
-	replicas, err := conn.Wait(ctx, 1, 30*time.Second).Result() // for all that was written before it
+	replicas, err := conn.Wait(ctx, 1, 30*time.Second).Result() // for everything written before the mark
 	require.NoError(p, err)
 	require.EqualValues(p, 1, replicas)
 	_ = conn.Close()
