@@ -45,23 +45,18 @@ type outage struct {
 	next [shardDown + 1]time.Duration // by state: when a shard in that state may be called
 }
 
-// admit reports whether shard is called now.
-func (o *outage) admit(shard uint8, now, pause time.Duration) bool {
-	s := o.shards[shard].state
-	if s == shardUp {
+// admit reports whether shard is called now. A call that propagates a change is also made to a shard that is down but did
+// not hang, because the source has already changed.
+func (o *outage) admit(shard uint8, change bool, now, pause time.Duration) bool {
+	s := &o.shards[shard]
+	switch {
+	case s.state == shardUp, change && s.state == shardDown && !s.hung:
 		return true
-	}
-	if now < o.next[s] {
+	case now < o.next[s.state]:
 		return false
 	}
-	o.next[s] = later(now, pause)
+	o.next[s.state] = later(now, pause)
 	return true
-}
-
-// admitChange is like admit, for a call that propagates a change. The source has already changed, so this call is also
-// made to a shard that is down but did not hang.
-func (o *outage) admitChange(shard uint8, now, pause time.Duration) bool {
-	return o.shards[shard].state == shardDown && !o.shards[shard].hung || o.admit(shard, now, pause)
 }
 
 // succeed records a call that succeeded. The next shard in the same state may be called immediately.

@@ -22,11 +22,7 @@ type outageRun struct {
 
 // call reports whether the outage admits a call, and whether the call hangs.
 func (r *outageRun) call(shard uint8, change bool) (admitted, hangs bool) {
-	admit := r.admit
-	if change {
-		admit = r.admitChange
-	}
-	if !admit(shard, r.now, outagePause) {
+	if !r.admit(shard, change, r.now, outagePause) {
 		return false, false
 	}
 	began, takes := r.now, r.takes(shard)
@@ -105,11 +101,11 @@ func TestOutageTransitions(t *testing.T) {
 		"suspect fails": {
 			one(func(o *outage) {
 				slow(o)
-				o.admit(2, at+outageHang, outagePause)
+				o.admit(2, false, at+outageHang, outagePause)
 				o.fail(2, at+outageHang, at+2*outageHang, outagePause)
 			}), 3, shardSuspect, outageHang + outagePause,
 		},
-		"suspect answers": {one(func(o *outage) { slow(o); o.admit(2, at+outageHang, outagePause); o.succeed(2, at) }),
+		"suspect answers": {one(func(o *outage) { slow(o); o.admit(2, false, at+outageHang, outagePause); o.succeed(2, at) }),
 			3, shardSuspect, 0},
 		"refused before": {
 			one(func(o *outage) { o.fail(2, at-1, at-1, outagePause); slow(o) }), 2, shardDown, outageHang + outagePause,
@@ -125,8 +121,8 @@ func TestOutageTransitions(t *testing.T) {
 	} {
 		require.Equal(t, test.want, test.o.shards[test.shard].state, name)
 		if test.admitted > 0 {
-			require.False(t, test.o.admitChange(test.shard, at+test.admitted-1, outagePause), name)
+			require.False(t, test.o.admit(test.shard, true, at+test.admitted-1, outagePause), name)
 		}
-		require.True(t, test.o.admitChange(test.shard, at+test.admitted, outagePause), name)
+		require.True(t, test.o.admit(test.shard, true, at+test.admitted, outagePause), name)
 	}
 }

@@ -126,7 +126,7 @@ func (l *load[K, V]) query() (at time.Duration) {
 		if len(requests) == 0 {
 			return
 		}
-		_ = t.try(l.ctx, shard, func(ctx context.Context) error {
+		_ = t.try(l.ctx, shard, false, func(ctx context.Context) error {
 			responses, err := t.store.Acquire(ctx, requests...)
 			if err == nil && len(responses) != len(requests) {
 				err = fmt.Errorf("the Store returned %d responses for %d keys", len(responses), len(requests))
@@ -210,7 +210,7 @@ func (l *load[K, V]) fill() (failures []failedFill[K, V]) {
 	l.release(failed, true)
 	var mu sync.Mutex
 	each(t, full, storedFlight[K, V].name, func(shard uint8, some []storedFlight[K, V]) {
-		if !t.admit(shard) {
+		if !t.admit(shard, false) {
 			return
 		}
 		began := c.now()
@@ -296,7 +296,7 @@ func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		for _, f := range some {
 			if f.lookup.leased() {
-				_ = t.try(l.ctx, shard, func(ctx context.Context) error {
+				_ = t.try(l.ctx, shard, false, func(ctx context.Context) error {
 					return t.store.Release(ctx, f.lookup.request, failed)
 				})
 			}

@@ -64,14 +64,10 @@ func (c *Cache[K, V]) Describe() policy.Description {
 }
 
 func (c *Cache[K, V]) health(context.Context) policy.Health {
-	if c.tier == nil {
-		return policy.Health{}
+	if n := c.Stats().PendingInvalidations; n > 0 {
+		return policy.Health{Status: policy.Warn, State: "invalidations_pending", Detail: fmt.Sprintf("%d keys", n)}
 	}
-	n := c.tier.count()
-	if n == 0 {
-		return policy.Health{}
-	}
-	return policy.Health{Status: policy.Warn, State: "invalidations_pending", Detail: fmt.Sprintf("%d keys", n)}
+	return policy.Health{}
 }
 
 func (e Event) describe() policy.Event {

@@ -78,31 +78,20 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 	calls.Wait()
 }
 
-// try calls a shard and records the result, or returns errPaused if the shard is not called now. It waits for the
-// result even if ctx is done.
-func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) error {
-	if !t.admit(shard) {
+// try calls a shard and records the result, or returns errPaused if the shard is not called now. change reports whether
+// the call propagates a change. try waits for the result even if ctx is done.
+func (t *tier) try(ctx context.Context, shard uint8, change bool, call func(context.Context) error) error {
+	if !t.admit(shard, change) {
 		return errPaused
 	}
 	return t.call(ctx, shard, call)
 }
 
 // admit reports whether a shard may be called. If so, the caller must record the result of the call.
-func (t *tier) admit(shard uint8) bool {
+func (t *tier) admit(shard uint8, change bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.outage.admit(shard, t.now(), t.pause())
-}
-
-// tryChange is like try, for a call that propagates a change.
-func (t *tier) tryChange(ctx context.Context, shard uint8, call func(context.Context) error) error {
-	t.mu.Lock()
-	admitted := t.outage.admitChange(shard, t.now(), t.pause())
-	t.mu.Unlock()
-	if !admitted {
-		return errPaused
-	}
-	return t.call(ctx, shard, call)
+	return t.outage.admit(shard, change, t.now(), t.pause())
 }
 
 // call calls a shard, whatever its state, and records the result.
@@ -149,7 +138,7 @@ func (t *tier) trusts(key string) bool {
 func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
 	each(t, keys, asStoreKey, func(shard uint8, some []string) {
-		err := t.tryChange(ctx, shard, func(ctx context.Context) error { return call(ctx, some...) })
+		err := t.try(ctx, shard, true, func(ctx context.Context) error { return call(ctx, some...) })
 		if err != nil {
 			t.mu.Lock()
 			if failed == nil {

@@ -36,7 +36,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	// Fence waits for the response even if ctx is done: otherwise the fence might be in place, and no process would
 	// remove it before it expires.
 	var window time.Duration
-	unfenced := t.tryChange(ctx, t.store.Shard(storeKey), func(ctx context.Context) (err error) {
+	unfenced := t.try(ctx, t.store.Shard(storeKey), true, func(ctx context.Context) (err error) {
 		window, err = t.store.Fence(ctx, storeKey, token)
 		return err
 	})

@@ -96,7 +96,7 @@ func (p *redisPair) follow() {
 	require.NoError(p, replica.ReplicaOf(ctx, host, port).Err())
 	require.Eventually(p, func() bool {
 		return strings.Contains(replica.Info(ctx, "replication").Val(), "master_link_status:up")
-	}, 30*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 }
 
 // failOver kills the primary while the replica lags. The replica becomes the primary.
