@@ -1,8 +1,12 @@
 package saga_test
 
 import (
+	"bytes"
+	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,4 +81,77 @@ func TestHandleWithoutTransactions(t *testing.T) {
 	onMemory := saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
 	require.ErrorIs(t, onMemory.StartTx(t.Context(), nil, "trip-1", trip{}), saga.ErrNoTx)
 	require.ErrorIs(t, onMemory.SignalTx(t.Context(), nil, "trip-1", "paid", nil), saga.ErrNoTx)
+}
+
+// An attempt without a Timeout ends after 1 minute, with Run as with a Runner.
+func TestAttemptHasATimeout(t *testing.T) {
+	for timeout, want := range map[time.Duration]time.Duration{0: time.Minute, time.Hour: time.Hour, saga.Unlimited: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			var left time.Duration
+			st := step("flight")
+			st.Timeout = timeout
+			st.Do = func(ctx context.Context, _ *trip) error {
+				left = 0
+				if at, ok := ctx.Deadline(); ok {
+					left = time.Until(at)
+				}
+				return nil
+			}
+			sg := sequence(st)
+			require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
+			require.Equal(t, want, left)
+			left = -1
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			requireCompleted(t, r, "trip-1")
+			require.Equal(t, want, left)
+		})
+	}
+}
+
+func TestRunnerWarnsWhileUnobserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logged bytes.Buffer
+		before := slog.Default()
+		slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
+		defer slog.SetDefault(before)
+		pivot := failing("charge", saga.Permanent(errDeclined))
+		pivot.Pivot, pivot.Undo = true, nil
+		sg := sequence(pivot)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		trips := saga.Register(r, sg)
+		stop := r.Observe(silent)
+		for _, id := range []string{"observed", "unobserved"} {
+			_, err := trips.Start(t.Context(), id, trip{})
+			require.NoError(t, err)
+			_, err = trips.Result(t.Context(), id)
+			require.ErrorIs(t, err, saga.ErrStuck)
+			synctest.Wait()
+			stop()
+		}
+		require.Contains(t, logged.String(), "id=unobserved")
+		require.NotContains(t, logged.String(), "id=observed")
+	})
+}
+
+func TestEndedSagasAreKeptFor30Days(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		for _, cfg := range []saga.RunnerConfig{{Retention: saga.Retention{Completed: saga.Unlimited}}, {}} {
+			cfg.Poll, cfg.LeaseTTL = time.Hour, time.Hour
+			r, stop := begin(t, saga.NewMemory(), cfg, sg)
+			mustStart(t, r, sg)
+			time.Sleep(30*24*time.Hour - 4*time.Hour)
+			_, err := r.Get(t.Context(), "trip-1")
+			require.NoError(t, err)
+			time.Sleep(8 * time.Hour)
+			_, err = r.Get(t.Context(), "trip-1")
+			if cfg.Retention.Completed == saga.Unlimited {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, saga.ErrNotFound)
+			}
+			stop()
+		}
+	})
 }
