@@ -327,7 +327,7 @@ func (c *chaos) finish() {
 	require.NotZero(t, ends["compensated"])
 	t.Logf("%d sagas: %d completed, %d compensated, %d stuck; %v, %d takeovers; 0 effects twice, 0 gaps",
 		c.config.Sagas, ends["completed"], ends["compensated"], ends["stuck"], c.done,
-		c.count(`SELECT count(*) FROM saga_log WHERE event = 'taken over'`))
+		c.count(`SELECT count(*) FROM saga_log WHERE event = 'taken_over'`))
 }
 
 // violations returns the broken rules of all sagas in the database.
@@ -436,7 +436,7 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 			ended = true
 		case saga.EventStuck:
 			report(in.ID, "stuck: %s", e.Error)
-		case saga.EventStepDone, "undone":
+		case saga.EventStepDone, saga.EventStepUndone:
 			if seen[e.Step+string(e.Kind)] {
 				report(in.ID, "log: %s %s twice", e.Step, e.Kind)
 			}

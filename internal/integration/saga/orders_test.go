@@ -113,7 +113,7 @@ func TestChaosOfOrders(t *testing.T) {
 		}
 	}
 	var takenOver int
-	require.NoError(t, db.QueryRow(`SELECT count(*) FROM saga_log WHERE event = 'taken over'`).Scan(&takenOver))
+	require.NoError(t, db.QueryRow(`SELECT count(*) FROM saga_log WHERE event = 'taken_over'`).Scan(&takenOver))
 	t.Logf("%v, %d taken over", ends, takenOver)
 	require.NotZero(t, ends[saga.Completed])
 	require.NotZero(t, ends[saga.Compensated])

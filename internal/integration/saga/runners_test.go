@@ -457,7 +457,11 @@ func TestCanceledCaller(t *testing.T) {
 	})
 }
 
-// result waits for a saga by its id alone.
-func result(ctx context.Context, r *saga.Runner, id string) (nothing, error) {
-	return saga.Register(r, new(saga.Saga[nothing])).Result(ctx, id)
+// result waits for a saga of any definition.
+func result(ctx context.Context, r *saga.Runner, id string) (*saga.Instance, error) {
+	in, err := r.Wait(ctx, id)
+	if err == nil && in.Status != saga.Completed {
+		err = &saga.Error{Saga: in.Saga, ID: id, Status: in.Status, Step: in.Step, Err: errors.New(in.Cause)}
+	}
+	return in, err
 }
