@@ -189,6 +189,8 @@ var (
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
 	// ErrMissing means that there is no row of this version or a newer one.
 	ErrMissing = errors.New("the tables are missing, or what a newer version of them has")
+	// ErrServer means that the server is another one than the statements are made for.
+	ErrServer = errors.New("the server is not supported")
 	// ErrOther means that the tables are not those that their version says.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
@@ -199,8 +201,51 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 	if err := s.checkVersion(ctx, q); err != nil {
 		return err
 	}
-	return answered(ctx, ErrOther, s.find(ctx, q))
+	if err := s.find(ctx, q); err != nil {
+		return answered(ctx, ErrOther, err)
+	}
+	return s.checkServer(ctx, q)
 }
+
+// others are servers with the protocol of PostgreSQL or MySQL that accept the statements of the stores and execute some
+// of them differently: TiDB ignores SKIP LOCKED and gives a row to two transactions, others have another isolation than
+// READ COMMITTED, or locks that hold on one of several nodes. The texts occur in their versions, in lower case.
+var others = map[string][]string{
+	"PostgreSQL": {
+		"cockroach", "-yb-", "yugabyte", "redshift", "greenplum", "gaussdb", "opengauss", "materialize", "cratedb",
+	},
+	"MySQL": {
+		"tidb", "vitess", "oceanbase", "polardb-x", "tddl", "singlestore", "memsql", "starrocks", "doris", "planetscale",
+	},
+}
+
+// checkServer returns an error if the server says that it is one of the others.
+func (s Schema) checkServer(ctx context.Context, q Querier) error {
+	query := "SELECT version()"
+	switch s.Kind {
+	case "MySQL":
+		query = "SELECT CONCAT(version(), ' ', @@version_comment)"
+	case "SQLite":
+		return nil
+	}
+	var version string
+	if err := q.QueryRowContext(ctx, query).Scan(&version); err != nil {
+		return nil // a server that is not there fails the other statements, too
+	}
+	return ServerOf(s.Kind, version)
+}
+
+// ServerOf returns an error if a server with this version executes the statements for a kind of database differently.
+func ServerOf(kind, version string) error {
+	for _, name := range others[kind] {
+		if strings.Contains(strings.ToLower(version), name) {
+			return fmt.Errorf("%w: its version is %q: must be %s", ErrServer, version, supported[kind])
+		}
+	}
+	return nil
+}
+
+var supported = map[string]string{"PostgreSQL": "PostgreSQL", "MySQL": "MySQL or MariaDB"}
 
 // find returns an error if one of the tables, or a column of it, is not there.
 func (s Schema) find(ctx context.Context, q Querier) error {
@@ -254,6 +299,9 @@ func answered(ctx context.Context, means, err error) error {
 // Migrate makes the tables, unless they are there, or were when their version was written. Several
 // processes may do so at the same time.
 func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
+	if err := s.checkServer(ctx, db); err != nil {
+		return err
+	}
 	err := s.Check(ctx, db)
 	for try := 0; try < 3 && err != nil && !errors.Is(err, ErrVersion) && ctx.Err() == nil; try++ {
 		if s.checkVersion(ctx, db) == nil {

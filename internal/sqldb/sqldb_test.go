@@ -79,3 +79,30 @@ func TestWriteRepeatsAStaleStatementOnce(t *testing.T) {
 		require.Equal(t, fails < 2, err == nil)
 	}
 }
+
+func TestServersThatAreNotSupported(t *testing.T) {
+	for version, kind := range map[string]string{
+		"8.0.11-TiDB-v7.5.1 TiDB Server (Apache License 2.0) Community Edition":                      "MySQL",
+		"8.0.30-Vitess Version: 19.0.0":                                                              "MySQL",
+		"5.7.25-OceanBase_CE-v4.2.1.0":                                                               "MySQL",
+		"5.7.32 SingleStoreDB source distribution (compatible; MySQL Enterprise & MySQL Commercial)": "MySQL",
+		"CockroachDB CCL v23.2.3 (x86_64-pc-linux-gnu)":                                              "PostgreSQL",
+		"PostgreSQL 11.2-YB-2.20.1.3-b0 on x86_64-pc-linux-gnu":                                      "PostgreSQL",
+		"PostgreSQL 9.4.26 (Greenplum Database 6.25.3)":                                              "PostgreSQL",
+	} {
+		err := sqldb.ServerOf(kind, version)
+		require.ErrorIs(t, err, sqldb.ErrServer, version)
+		require.ErrorContains(t, err, version)
+	}
+	for version, kind := range map[string]string{
+		"8.4.3 MySQL Community Server - GPL":                                        "MySQL",
+		"8.0.36-28 Percona Server (GPL), Release 28":                                "MySQL",
+		"10.11.6-MariaDB-0+deb12u1 Debian 12":                                       "MySQL",
+		"8.0.35 Source distribution":                                                "MySQL",
+		"PostgreSQL 16.2 (Debian 16.2-1.pgdg120+2) on x86_64-pc-linux-gnu":          "PostgreSQL",
+		"PostgreSQL 15.4 (EnterpriseDB Advanced Server 15.4.0) on x86_64-pc-linux":  "PostgreSQL",
+		"PostgreSQL 15.4 on aarch64-unknown-linux-gnu, compiled by gcc, 64-bit, YB": "PostgreSQL",
+	} {
+		require.NoError(t, sqldb.ServerOf(kind, version), version)
+	}
+}

@@ -113,8 +113,9 @@ func (s *Store) Schema() string { return s.schema.String() }
 
 // Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the search_path. If they exist,
 // it needs no right to create tables. Several processes may call it concurrently. It returns an error if a table of
-// one of these names belongs to another program, if a newer version of the tables excludes this program, or on
-// SQLite if the busy_timeout is zero. With modernc.org/sqlite:
+// one of these names belongs to another program, if a newer version of the tables excludes this program, if the server
+// is another one that executes the statements differently, such as TiDB or CockroachDB, or on SQLite if the
+// busy_timeout is zero. With modernc.org/sqlite:
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {

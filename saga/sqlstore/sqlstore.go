@@ -30,7 +30,9 @@
 //
 // # MySQL
 //
-// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the connections. The server's
+// MySQL 8 and MariaDB 10.6, or later. In a cluster of several nodes that accept writes, such as Galera or Group
+// Replication, each node has its own locks: all processes must write to the same node, or two of them may run the same
+// step. Tables are in the default database of the connections. The server's
 // innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of power takes back
 // steps that were recorded.
 //
@@ -190,8 +192,9 @@ func (s *Store) Schema() string { return s.tables.schema().String() }
 // Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If
 // nothing is missing, it needs no right to create tables. Several processes may call it at once. It
 // returns an error if a table of one of these names, except saga_barrier, belongs to another
-// program, if a newer version of the tables says that this program cannot use them, or on SQLite if
-// the settings of the connection could lose a commit, or do not wait for a lock.
+// program, if a newer version of the tables says that this program cannot use them, or if the server is not PostgreSQL,
+// MySQL or MariaDB and executes the statements differently, such as TiDB or CockroachDB. On SQLite, it returns an error
+// if the settings of the connection could lose a commit, or do not wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
 		if err := s.tables.settings(ctx); err != nil {
@@ -215,10 +218,10 @@ func (s *tables) settings(ctx context.Context) error {
 	return sqldb.Waits(ctx, s.db)
 }
 
-// Check returns nil if the tables exist and this program can use them.
+// Check returns nil if the tables exist, this program can use them, and the server is supported; see Migrate.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.tables.schema().Check(ctx, s.tables.db)
-	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion} {
+	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion, sqldb.ErrServer} {
 		if errors.Is(err, is) {
 			err = fmt.Errorf("%w: %w", store.ErrNotMigrated, err)
 			break

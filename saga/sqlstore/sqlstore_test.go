@@ -76,6 +76,17 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 	}
 }
 
+// TestMigrateRefusesOtherServers: TiDB accepts FOR UPDATE SKIP LOCKED and locks nothing.
+func TestMigrateRefusesOtherServers(t *testing.T) {
+	s := &script{answers: map[string][]driver.Value{"SELECT CONCAT(version()": {"8.0.11-TiDB-v7.5.1 TiDB Server"}}}
+	st := newStore(t, s, sqlstore.MySQL)
+	err := st.Migrate(t.Context())
+	require.ErrorContains(t, err, `sqlstore: migrate: the server is not supported: its version is "8.0.11-TiDB-v7.5.1`)
+	require.NotContains(t, strings.Join(s.log, "\n"), "CREATE")
+	s.answers["SELECT version, compatible"] = []driver.Value{int64(1), int64(1)}
+	require.ErrorIs(t, st.Check(t.Context()), store.ErrNotMigrated)
+}
+
 // TestSchemaIsWrittenDown: testdata has the tables of each version, from which a program of a later one
 // must be able to go on. A change of them is a new version, with a file of its own.
 func TestSchemaIsWrittenDown(t *testing.T) {
