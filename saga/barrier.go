@@ -79,17 +79,25 @@ func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 type barrier struct {
 	insert string // a row (saga, step, op, reason), unless it exists
 	reason string // of the row (saga, step, op)
+
+	insertPrint string // as insert, with the fingerprint of the request
+	printed     string // the reason and the fingerprint of the row (saga, step, op)
 }
 
 // standardBarrier is for PostgreSQL and SQLite.
 var standardBarrier = barrier{
 	insert: `INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
 	reason: `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
+	insertPrint: `INSERT INTO saga_barrier (saga_id, step, op, reason, fingerprint) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT DO NOTHING`,
+	printed: `SELECT reason, fingerprint FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
 }
 
 var mysqlBarrier = barrier{
-	insert: `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason) VALUES (?, ?, ?, ?)`,
-	reason: `SELECT reason FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
+	insert:      `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason) VALUES (?, ?, ?, ?)`,
+	reason:      `SELECT reason FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
+	insertPrint: `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason, fingerprint) VALUES (?, ?, ?, ?, ?)`,
+	printed:     `SELECT reason, fingerprint FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
 }
 
 // barrierVersion is of the table. One that has changed has a row that says so, whose op is "version":
@@ -157,9 +165,12 @@ func (a *arrival) do(ctx context.Context, reason string, fn func(*sql.Tx) error)
 	if first {
 		return fn(a.tx)
 	}
-	err = a.tx.QueryRowContext(ctx, a.b.reason, a.id, a.step, string(OpDo)).Scan(&reason)
-	if err != nil {
-		return fmt.Errorf("saga: barrier: %w", err)
+	arrived := OpDo
+	if reason == string(OpUndo) {
+		arrived = OpUndo
+	}
+	if reason, err = a.recorded(ctx, OpDo, arrived); err != nil {
+		return err
 	}
 	if reason == string(OpDo) {
 		return nil
@@ -184,6 +195,9 @@ func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 		return err
 	}
 	first, err := a.pass(ctx, OpUndo, string(OpUndo))
+	if err == nil && !first {
+		_, err = a.recorded(ctx, OpUndo, OpUndo)
+	}
 	if !first {
 		return err
 	}
@@ -192,7 +206,11 @@ func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 
 // pass inserts the row of a command, and reports whether it did not exist before.
 func (a *arrival) pass(ctx context.Context, op Op, reason string) (first bool, err error) {
-	res, err := a.tx.ExecContext(ctx, a.b.insert, a.id, a.step, string(op), reason)
+	text, args := a.b.insert, []any{a.id, a.step, string(op), reason}
+	if fingerprint := participant.Fingerprint(ctx); fingerprint != "" {
+		text, args = a.b.insertPrint, append(args, fingerprint)
+	}
+	res, err := a.tx.ExecContext(ctx, text, args...)
 	if err != nil {
 		return false, fmt.Errorf("saga: barrier: %w", err)
 	}
@@ -201,4 +219,26 @@ func (a *arrival) pass(ctx context.Context, op Op, reason string) (first bool, e
 		return false, fmt.Errorf("saga: barrier: %w", err)
 	}
 	return n > 0, nil
+}
+
+// recorded returns the reason of a command's row. If the row is of a request with the same command as the one that has
+// arrived, and both have a fingerprint, it returns an error unless they are equal.
+func (a *arrival) recorded(ctx context.Context, op, arrived Op) (reason string, err error) {
+	fingerprint, before := participant.Fingerprint(ctx), ""
+	if fingerprint == "" {
+		err = a.tx.QueryRowContext(ctx, a.b.reason, a.id, a.step, string(op)).Scan(&reason)
+	} else {
+		err = a.tx.QueryRowContext(ctx, a.b.printed, a.id, a.step, string(op)).Scan(&reason, &before)
+	}
+	if err != nil {
+		return "", fmt.Errorf("saga: barrier: %w", err)
+	}
+	written := op // the Undo whose Do has never arrived writes the row of the Do
+	if reason == string(OpUndo) {
+		written = OpUndo
+	}
+	if written == arrived && before != "" && before != fingerprint {
+		return "", Permanent(participant.ErrOtherRequest)
+	}
+	return reason, nil
 }

@@ -3,9 +3,15 @@
 package sagahttp
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"database/sql"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
 	"math"
+	"mime"
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
@@ -137,11 +143,15 @@ type Handler struct {
 // ServeHTTP applies the command whose id is in the field Idempotency-Key, as [saga.Apply] does.
 // Otherwise it answers as [Result] reads it:
 //
-//   - 400 if there is no such field or it has no id of a command;
+//   - 400 if there is no such field, it has no id of a command, or the body breaks off;
+//   - 413 if a limit of [http.MaxBytesReader] ends the body;
 //   - 410 and "Saga-Command: declined" if the Do comes after its Undo;
 //   - 422, with the text of the error, if Apply returns an error that is an answer
 //     ([saga.Permanent], resilience.Answer), and "Saga-Command: declined" with it
 //     if the error is a [saga.Declined], now or when the command came before;
+//   - 422 if the command came before with another body, which the [saga.BarrierTable] has a
+//     fingerprint of: of a larger body than a mebibyte, the beginning and the Content-Length count; the boundary of
+//     a multipart body does not;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the
 //     transaction fails.
@@ -152,9 +162,18 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	outer := r
-	r = r.WithContext(saga.WithCommand(r.Context(), cmd))
+	print, err := fingerprint(r)
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		http.Error(w, tooLarge.Error(), http.StatusRequestEntityTooLarge)
+		return
+	}
+	if err != nil {
+		http.Error(w, "the body of the request has broken off", http.StatusBadRequest)
+		return
+	}
+	r = r.WithContext(participant.WithFingerprint(saga.WithCommand(r.Context(), cmd), print))
 	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes its files
-	err := saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
+	err = saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
 	if saga.IsDeclined(err) {
 		w.Header().Set(sagaCommand, declined)
 	}
@@ -175,4 +194,33 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 	}
+}
+
+// maxPrinted limits what the handler holds of a body. What follows streams to Apply.
+const maxPrinted = 1 << 20
+
+// fingerprint returns a fingerprint of the body, and leaves the whole body in the request.
+func fingerprint(r *http.Request) (string, error) {
+	body := r.Body
+	if body == nil {
+		body = http.NoBody
+	}
+	head, err := io.ReadAll(io.LimitReader(body, maxPrinted))
+	if err != nil {
+		return "", err
+	}
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(head), body), body}
+	// A client makes up a new boundary for each attempt.
+	if _, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err == nil && params["boundary"] != "" {
+		head = bytes.ReplaceAll(head, []byte(params["boundary"]), nil)
+	}
+	sum := sha256.New()
+	sum.Write(head)
+	if len(head) == maxPrinted {
+		fmt.Fprint(sum, r.ContentLength)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }

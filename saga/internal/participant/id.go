@@ -3,6 +3,7 @@
 package participant
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base32"
 	"errors"
@@ -84,6 +85,7 @@ const Table = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	step text NOT NULL,
 	op text NOT NULL,
 	reason text NOT NULL,
+	fingerprint text NOT NULL DEFAULT '',
 	at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP,
 	PRIMARY KEY (saga_id, step, op)
 )`
@@ -93,9 +95,26 @@ const TableMySQL = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	step varbinary(210) NOT NULL,
 	op varbinary(20) NOT NULL,
 	reason blob NOT NULL,
+	fingerprint varbinary(100) NOT NULL DEFAULT '',
 	at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
 	PRIMARY KEY (saga_id, step, op)
 ) ENGINE = InnoDB`
 
 // ErrUndone means that the undo of a command came before it.
 var ErrUndone = errors.New("saga: command not applied: its undo came first")
+
+// ErrOtherRequest means that a request with another fingerprint had the same command before.
+var ErrOtherRequest = errors.New("saga: command not applied: a different request had the same command before")
+
+type fingerprintKey struct{}
+
+// WithFingerprint returns a ctx for saga.Apply with a fingerprint of the request: up to 100 bytes of ASCII.
+func WithFingerprint(ctx context.Context, fingerprint string) context.Context {
+	return context.WithValue(ctx, fingerprintKey{}, fingerprint)
+}
+
+// Fingerprint returns the fingerprint of the request, or "" if it has none.
+func Fingerprint(ctx context.Context) string {
+	fingerprint, _ := ctx.Value(fingerprintKey{}).(string)
+	return fingerprint
+}

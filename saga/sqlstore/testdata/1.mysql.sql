@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS saga_barrier (
 	step varbinary(210) NOT NULL,
 	op varbinary(20) NOT NULL,
 	reason blob NOT NULL,
+	fingerprint varbinary(100) NOT NULL DEFAULT '',
 	at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
 	PRIMARY KEY (saga_id, step, op)
 ) ENGINE = InnoDB;

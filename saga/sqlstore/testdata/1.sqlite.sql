@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS saga_barrier (
 	step text NOT NULL,
 	op text NOT NULL,
 	reason text NOT NULL,
+	fingerprint text NOT NULL DEFAULT '',
 	at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP,
 	PRIMARY KEY (saga_id, step, op)
 );
