@@ -12,39 +12,39 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A batcher makes the commits that wait for each other one statement, or on SQLite one transaction: that
-// costs as much as ten of the commits in it. A commit that finds a free lane goes by itself. The others
-// wait until one has returned, and go together.
+// A batcher combines concurrent commits into one statement, or on SQLite one transaction. A batch of 64 commits costs
+// as much as ten separate commits. A commit that finds a free lane is executed alone. The other commits wait until a
+// lane is free, and are then executed together.
 //
-// A batch is a short cut that decides nothing but success. A commit that it has skipped, and every one of
-// a batch that has failed, then goes by itself, as if there were no batcher.
+// A batch only decides that a commit succeeds. A commit that the batch has skipped, and each commit of a batch that
+// has failed, is then executed alone.
 type batcher struct {
-	lanes int // commits and batches under way at most
+	lanes int // the maximum number of concurrent commits and batches
 	alone func(ctx context.Context, req store.CommitRequest) (store.Receipt, error)
-	// send returns the receipts of a batch, each nil if its commit was skipped.
+	// send executes a batch and returns its receipts. The receipt of a commit that was skipped is nil.
 	send func(ctx context.Context, batch []store.CommitRequest) ([]*store.Receipt, error)
 
 	mu      sync.Mutex
-	busy    int // lanes in use
+	busy    int // the number of lanes in use
 	waiting []*pending
 }
 
 // A pending commit waits for a lane.
 type pending struct {
-	req     store.CommitRequest // shares nothing with the caller, which may have left
-	done    chan struct{}       // closed when it has the lane, or its batch has returned
-	lane    bool                // it goes by itself, and has the lane
-	receipt *store.Receipt      // nil if its batch has not written it
-	err     error               // of its batch, which may have written it all the same
+	req     store.CommitRequest // a copy, because the caller may have returned
+	done    chan struct{}       // closed when the commit has a lane, or its batch has returned
+	lane    bool                // whether the commit has a lane, in which it is executed alone
+	receipt *store.Receipt      // nil if the batch has not written the commit
+	err     error               // the batch's error, after which the commit may have been written all the same
 }
 
 const (
 	maxBatch = 64
-	maxBytes = 1 << 20 // the commit that exceeds it is the last of its batch
-	// maxHold is how long a commit keeps its lane. It may wait for a locked row.
+	maxBytes = 1 << 20 // the commit that exceeds the limit is the last one in its batch
+	// maxHold is the time after which a commit's lane is passed on, because the commit may wait for a locked row.
 	maxHold = 1500 * time.Millisecond
-	// maxSend is how long a batch may take, which waits for no row: a connection that hangs must not keep
-	// the lane for callers without a deadline.
+	// maxSend is the timeout of a batch. A batch does not wait for locked rows, but a connection may hang, and the
+	// callers may have no deadline.
 	maxSend = 10 * time.Second
 )
 
@@ -81,12 +81,12 @@ func (b *batcher) commit(ctx context.Context, req store.CommitRequest) (store.Re
 	}
 	rc, err := b.alone(ctx, req)
 	if err == store.ErrFenced && p.err != nil {
-		err = p.err // the batch itself may have moved the fence
+		err = p.err // the batch may have written the commit, and so changed its fence
 	}
 	return rc, err
 }
 
-// single makes a commit by itself, on a lane that it then passes on.
+// single executes a commit alone, in a lane that it then passes on.
 func (b *batcher) single(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	leave := sync.OnceFunc(b.next)
 	defer leave()
@@ -94,7 +94,7 @@ func (b *batcher) single(ctx context.Context, req store.CommitRequest) (store.Re
 	return b.alone(ctx, req)
 }
 
-// next passes a lane on to the commits that wait, or frees it.
+// next passes a lane on to waiting commits, or frees it.
 func (b *batcher) next() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,9 +133,8 @@ func (b *batcher) run(batch []*pending) {
 	}
 }
 
-// sendTogether makes the commits of a batch one statement of PostgreSQL. It leaves out rows that do not
-// match the fence, and rows that are locked: since it never waits, neither a slow owner nor a deadlock
-// holds up a batch.
+// sendTogether executes the commits of a batch as one statement of PostgreSQL. It skips rows that do not match the
+// fence, and rows that are locked. It never waits, so that neither a slow owner nor a deadlock delays a batch.
 func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	type row struct {
 		store.CommitRequest
@@ -151,7 +150,7 @@ func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) 
 		rows[i] = row{*req, i, string(req.Progress), req.After(), wakeIn(req), numbered(req.Log, req.Seq)}
 	}
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
-		receipts = make([]*store.Receipt, len(batch)) // of a try before, which was rolled back, none is true
+		receipts = make([]*store.Receipt, len(batch)) // fn may be repeated after a rollback
 		written, err := q.QueryContext(ctx, s.sql(s.d.batch), jsonOf(rows))
 		_, err = collect(written, err, func(row *sql.Rows) (i int, err error) {
 			var rc store.Receipt
@@ -166,7 +165,7 @@ func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) 
 	return receipts, err
 }
 
-// sendInTurn makes the commits of a batch one transaction of SQLite, where no row is locked.
+// sendInTurn executes the commits of a batch as one transaction of SQLite, which has no locks of rows.
 func (s *tables) sendInTurn(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		receipts = make([]*store.Receipt, len(batch))

@@ -14,8 +14,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A queue is due sagas with the same definition and version: either those of a tenant without an owner, or those of all
-// tenants whose owners have crashed. The index saga_live has each queue in the order of wake_at.
+// A queue is due sagas with the same definition and version: either those of a tenant without an owner, or those of
+// all tenants whose owners have crashed. The index saga_live has each queue in the order of wake_at.
 type queue struct {
 	store.Definition
 	tenant string // "" if the owners have crashed
@@ -76,9 +76,9 @@ func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []stor
 	return recs, err
 }
 
-// limitLeases makes each lease end as if it began now, if the database's clock went back. Otherwise the saga of an owner
-// that dies would not be due until the clock has caught up. An owner that lives renews its leases in this time. It does
-// nothing if it was called within the last interval.
+// limitLeases makes each lease end as if it began now, if the database's clock went back. Otherwise the saga of an
+// owner that dies would not be due until the clock has caught up. An owner that lives renews its leases in this time.
+// It does nothing if it was called within the last interval.
 func (s *tables) limitLeases(ctx context.Context, interval time.Duration) error {
 	s.leases.Lock()
 	recently := time.Since(s.limited) < interval
@@ -136,9 +136,9 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 	return queues, err
 }
 
-// pick locks up to limit sagas of the queues, and returns their ids and owners. The sagas of crashed owners come first,
-// and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the rest
-// among the others.
+// pick locks up to limit sagas of the queues, and returns their ids and owners. The sagas of crashed owners come
+// first, and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the
+// rest among the others.
 func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
 	ids []string, owners map[string]string, err error,
 ) {
@@ -188,8 +188,8 @@ func tenantsOf(queues []queue, owned int) (tenants []tenant) {
 	return tenants
 }
 
-// share divides the next n sagas among the tenants in turn, and the share of a tenant among its definitions. It returns
-// the sources of which the next statement picks sagas, and the tenant whose turn is last.
+// share divides the next n sagas among the tenants in turn, and the share of a tenant among its definitions. It
+// returns the sources of which the next statement picks sagas, and the tenant whose turn is last.
 func share(tenants []tenant, n int) (sources []*source, last string) {
 	for i, t := range tenants {
 		size := part(n, len(tenants), i)
@@ -256,8 +256,8 @@ func (r *rotation) saw(many bool) {
 	r.many = many
 }
 
-// order puts the tenants, which are in the order of their names, in the order of their turns. The tenant whose saga has
-// waited longest has the first turn of all.
+// order puts the tenants, which are in the order of their names, in the order of their turns. The tenant whose saga
+// has waited longest has the first turn of all.
 func (r *rotation) order(tenants []tenant) []tenant {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,7 +1,7 @@
 package sqlstore
 
-// MySQL writes in transactions under READ COMMITTED. No rule depends on what the server counts as an
-// affected row: an insert and a commit change a row or match none.
+// MySQL writes in transactions under READ COMMITTED. Nothing depends on which rows the server counts as affected: an
+// insert or a commit either changes a row or matches none.
 var mysql = dialect{
 	// The clock does not depend on the session's time zone.
 	words: words("{p}saga FORCE INDEX (%s)",
@@ -9,11 +9,11 @@ var mysql = dialect{
 		"{int}", "?", "{live}", "live = 1",
 		"{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
-		// A transaction of the user's may have a snapshot.
+		// A transaction of the program may read from an old snapshot.
 		"{newest}", " LOCK IN SHARE MODE",
 	),
-	// MySQL has no partial indexes: generated columns tell the sagas that a claim looks for, and those
-	// that have ended. Names are compared as bytes; utf8mb4_bin would ignore spaces at their ends.
+	// MySQL has no partial indexes. Generated columns mark the sagas that a claim can find, and the sagas that have
+	// ended. Names are compared as bytes, because utf8mb4_bin would ignore trailing spaces.
 	schema: `
 CREATE TABLE IF NOT EXISTS {p}saga (
 	id               varbinary(200) NOT NULL PRIMARY KEY,
@@ -70,18 +70,18 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	PRIMARY KEY (saga_id, name)
 ) ENGINE = InnoDB;
 `,
-	// IGNORE would cut off what is too long: package saga bounds ids and names.
+	// IGNORE would truncate values that are too long, but package saga limits ids and names.
 	start:  `INSERT IGNORE ` + insert,
 	commit: update,
 	log:    addEntry,
 	signal: `INSERT IGNORE ` + signal,
 
-	// MySQL skips from group to group ("Using index for group-by").
+	// MySQL skips from group to group: EXPLAIN shows "Using index for group-by".
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	SELECT name, version, owned, turn, min(wake_at) AS wake_at FROM {by live} WHERE {live} AND {from}
 	GROUP BY live, owned, turn, name, version HAVING min(wake_at) <= {now}{first}) AS d`,
-	// A subquery with a limit may not refer to the query around it: the last entry that counts is asked
-	// for first.
+	// A derived table with a limit cannot refer to the outer query. The first subquery checks whether the limit is
+	// reached.
 	dueOf: `(CASE WHEN (SELECT 1` + mysqlDue + ` ORDER BY wake_at LIMIT 1 OFFSET 9999) = 1 THEN 10000
 	ELSE (SELECT count(*)` + mysqlDue + `) END)`,
 	statuses: `SELECT g.name, g.status, (CASE WHEN (SELECT 1` + mysqlOf + ` ORDER BY created_at LIMIT 1 OFFSET 9999) = 1

@@ -1,20 +1,19 @@
 package sqlstore
 
-// PostgreSQL makes each start and each commit one statement, with the log as JSON.
+// PostgreSQL executes each start and each commit as one statement, with the log as JSON.
 var postgresql = dialect{
 	numbered: true,
 	words: words("{p}saga",
 		"{now}", "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
 		"{int}", "?::bigint", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED", "{newest}", "",
-		// The planner does not see this limit: it would expect a tenth of the rows, and for 10 000 of them
-		// it may prefer to read and sort a table of 50 000.
+		// A subquery hides the limit from the planner. For a limit of 10,000, the planner may read and sort a table of
+		// 50,000 rows.
 		"{most}", "(SELECT 10000)",
 	),
-	// Ids and names compare as bytes. The fillfactor leaves room in each page for the next version of
-	// every row, so that the steps touch no index. What a step changes stands last: the WAL has of a
-	// row what lies between its first and its last change. Columns of a fixed size stand first, where
-	// they need no padding.
+	// Ids and names are compared as bytes. The fillfactor leaves space in each page for the next version of every row, so
+	// that steps do not touch the indexes. The columns that a step changes are the last ones, because the WAL has the
+	// part of a row between its first and its last change. Columns of a fixed size are the first, without padding.
 	schema: `
 CREATE TABLE IF NOT EXISTS {p}saga (
 	version          bigint   NOT NULL,
@@ -73,8 +72,8 @@ SELECT {record} FROM s`,
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,
 
-	// The condition on seq makes the planner expect a single row, and look up each id in the index: a plan
-	// that was made while the table was new, and kept, would read the whole table.
+	// The condition on seq makes the planner expect one row, so it searches the index for each id. Otherwise, a plan that
+	// was cached while the table was small would read the whole table.
 	batch: `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset(?::json) AS r(place int, id text, epoch bigint, seq bigint, nonce bigint,
 		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
@@ -92,9 +91,9 @@ l AS (INSERT ` + entries + `
 	FROM s, json_to_recordset(s.log) AS v(` + postgresEntry + `))
 SELECT place, cancel_requested, cancel_note, woken FROM s`,
 
-	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The last
-	// condition makes the planner expect a single queue, and the limit of each is a parameter, whose value it
-	// knows: however many sagas wait, it must not compile (JIT) each claim.
+	// The rows have the order of the queues, because a LATERAL join is a nested loop. The last condition makes the
+	// planner expect one queue, and the last limit is a parameter, whose value it knows: for a large estimate, it would
+	// compile (JIT) each claim.
 	picks: `SELECT s.id, s.owner, d.place FROM json_to_recordset(?::json) AS d(place int, owned smallint, turn text,
 	name text, version bigint, most bigint, picked bigint)
 CROSS JOIN LATERAL (
@@ -103,7 +102,7 @@ CROSS JOIN LATERAL (
 	ORDER BY wake_at LIMIT d.most OFFSET d.picked FOR UPDATE SKIP LOCKED) s
 WHERE d.owned + 0 = d.owned LIMIT ?::bigint`,
 
-	// The last condition makes the planner expect a single row, and look up each in the index.
+	// The condition on name makes the planner expect one row, so it searches the index for each row.
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (
 		SELECT * FROM (SELECT owned, turn, name, version, wake_at FROM {p}saga
@@ -132,7 +131,7 @@ const postgresLog = `l AS (INSERT ` + entries + `
 
 const postgresEntry = `seq bigint, step text, op text, event text, attempt bigint, error text`
 
-// The order keeps planners from reading the table instead of the index.
+// The order prevents planners from reading the table instead of the index.
 const (
 	dueOf = `(SELECT count(*) FROM (SELECT 1 FROM {by live}
 	WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name AND version = d.version AND wake_at <= {now}

@@ -104,22 +104,21 @@ import (
 // A Dialect is a kind of database.
 type Dialect string
 
-// The supported databases.
 const (
-	PostgreSQL Dialect = "PostgreSQL"
-	MySQL      Dialect = "MySQL" // and MariaDB
-	SQLite     Dialect = "SQLite"
+	PostgreSQL Dialect = "PostgreSQL" // version 12 or later
+	MySQL      Dialect = "MySQL"      // MySQL 8 or MariaDB 10.6, or later
+	SQLite     Dialect = "SQLite"     // version 3.37 or later
 )
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a saga.Store in a database, for concurrent use by many processes.
+// A Store is a saga.Store in a database. It is safe for concurrent use, by any number of processes on one database.
 type Store struct {
 	methods
 	tables *tables
 }
 
-// methods are for a Runner alone.
+// methods are the methods that a Runner calls. Programs do not call them.
 type methods interface {
 	store.TxStore
 	store.Notifier
@@ -132,37 +131,36 @@ type tables struct {
 	prefix string
 	listen func(ctx context.Context, channel string, notify func()) error
 
-	batches  *batcher // of commits; nil on MySQL, where one may wait for the row of another
+	batches  *batcher // nil on MySQL, where a commit may wait for a row that another commit has locked
 	texts    *sqldb.Texts
-	prepared *prepared // nil on PostgreSQL, whose drivers prepare by themselves
-	turns    *turns    // of the writers of SQLite; nil on others
-	rotation rotation  // of the tenants in Claim
+	prepared *prepared // nil on PostgreSQL, whose drivers prepare statements themselves
+	turns    *turns    // the queue of SQLite's writers; nil on other databases
+	rotation rotation
 
 	leases    sync.Mutex
-	limited   time.Time    // when limitLeases last did its work
-	isolation atomic.Value // the default one of PostgreSQL, once it is known
+	limited   time.Time    // the time of the last limitLeases; guarded by leases
+	isolation atomic.Value // the default isolation of PostgreSQL, a string; nil until it is known
 }
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables and indexes, except saga_barrier: up to 32 of a-z, 0-9
-	// and _, not a digit first.
+	// Prefix is the prefix of the names of the tables and indexes, except saga_barrier: at most 32 of a-z, 0-9 and _,
+	// not starting with a digit. Empty means no prefix.
 	Prefix string
 
-	// Listen executes LISTEN for the channel on a connection of its own, past any pooler such as
-	// PgBouncer, through which no notification arrives. It calls notify once when it has done so,
-	// and for each notification, until ctx ends or the connection fails. It is for PostgreSQL only;
-	// with pgx it is resiliencepgx.Listen(pool).
+	// Listen executes LISTEN for the channel on a separate connection. It calls notify once when it listens, and then
+	// for each notification, until ctx is done or the connection fails. The connection must not use a pooler such as
+	// PgBouncer, through which no notification arrives. Listen is for PostgreSQL only. With pgx, it is
+	// resiliencepgx.Listen(pool). Nil means that runners only poll.
 	//
-	// A store with Listen also sends notifications, so every process that starts or signals
-	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
-	// These are that of each StartTx, of each Start whose runner has no free place, and of
-	// each write after which a saga without an owner is due immediately, such as a signal.
+	// A store with Listen also sends notifications, so every process that starts or signals sagas needs it. PostgreSQL
+	// commits transactions with notifications one after the other: each StartTx, each Start whose runner has no free
+	// place, and each write after which a saga without an owner is due immediately, such as a signal.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New returns a Store in db, which it does not use yet and never closes. It panics if db is nil,
-// the dialect is unknown, or the Config is invalid for it.
+// New returns a Store in db. It does not use db yet, and never closes it. It panics if db is nil, the dialect is
+// unknown, or the Config is invalid for the dialect.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
@@ -191,10 +189,9 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	return &Store{s, s}
 }
 
-// version is of the tables, which testdata has as they were in each. From 0.1.0 on, whatever changes
-// them makes it one more, with a migration in Migrate, and a test that upgrades a database of each
-// released version in which sagas are half done; and it says in the row of the version whether older
-// programs can use the tables.
+// version is the version of the tables; testdata has the tables of each version. From 0.1.0 on, a change of the
+// tables increments it, adds a migration to Migrate and a test that upgrades a database of each released version with
+// unfinished sagas, and records in the row of the version whether older programs can use the tables.
 const version = 1
 
 func (s *tables) schema() sqldb.Schema {
@@ -208,16 +205,16 @@ func (s *tables) schema() sqldb.Schema {
 	}
 }
 
-// Schema returns the statements that create the tables and indexes, each with a semicolon at its
-// end, for a migration tool of your own. Migrate then finds the tables and does nothing.
+// Schema returns the statements that create the tables and indexes, each with a semicolon at its end, for a separate
+// migration tool. Migrate then finds the tables and does nothing.
 func (s *Store) Schema() string { return s.tables.schema().String() }
 
-// Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If
-// nothing is missing, it needs no right to create tables. Several processes may call it at once. It
-// returns an error if a table of one of these names, except saga_barrier, belongs to another
-// program, if a newer version of the tables says that this program cannot use them, or if the server is not PostgreSQL,
-// MySQL or MariaDB and executes the statements differently, such as TiDB or CockroachDB. On SQLite, it returns an error
-// if the settings of the connection could lose a commit, or do not wait for a lock.
+// Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If nothing is missing, it
+// needs no right to create tables. Several processes may call it concurrently. It returns an error if a table of one
+// of these names, except saga_barrier, belongs to another program, if a newer version of the tables excludes this
+// program, or if the server is not PostgreSQL, MySQL or MariaDB and executes the statements differently, such as TiDB
+// or CockroachDB. On SQLite, it also returns an error if the settings of the connection could lose a commit, or if
+// the busy_timeout is zero.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
 		if err := s.tables.settings(ctx); err != nil {
@@ -227,8 +224,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return wrap("migrate", s.tables.schema().Migrate(ctx, s.tables.db))
 }
 
-// settings returns an error if those of a connection to SQLite could lose a commit, or do not wait for
-// a lock.
+// settings returns an error if the settings of a connection to SQLite could lose a commit, or do not wait for locks.
 func (s *tables) settings(ctx context.Context) error {
 	var synchronous int
 	if err := s.db.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
@@ -253,11 +249,11 @@ func (s *Store) Check(ctx context.Context) error {
 	return wrap("check", err)
 }
 
-// sql returns a statement in the words of the database.
+// sql returns a statement in the database's dialect.
 func (s *tables) sql(text string) string { return s.texts.Of(text) }
 
-// among is sql for a statement whose last parameters are a list of ids, which it appends to args. The
-// list is filled up to a power of two, so that there are few different statements.
+// among is like sql, for a statement whose last parameters are a list of ids. It appends the ids to args, and repeats
+// the last one up to a power of two, so that there are few different statements.
 func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	n := 1
 	for n < len(ids) {
@@ -269,8 +265,8 @@ func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	return s.sql(strings.ReplaceAll(text, "{ids}", strings.Repeat("?, ", n-1)+"?")), args
 }
 
-// write makes fn one transaction, and repeats it where the database preferred another one. On SQLite
-// it waits for its turn, unless it is urgent.
+// write runs fn in a transaction, and repeats it if the database rolls it back in favor of another transaction. On
+// SQLite, it first waits for its turn, unless it is urgent.
 func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context, sqldb.Querier) error) error {
 	repeats := sqldb.Repeats
 	if s.turns != nil {
@@ -280,12 +276,11 @@ func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context
 			return err
 		}
 		defer leave()
-		// The end of ctx ends the wait, and not the transaction: it is short, and no ctx ends a wait inside
-		// SQLite.
+		// ctx limits only the wait: the transaction is short, and a ctx does not end a wait inside SQLite.
 		ctx = context.WithoutCancel(ctx)
 	}
 	if s.prepared != nil {
-		// Before the transaction has a connection, since this needs one too.
+		// prepare needs a connection, and the pool may have no other than the transaction's.
 		if err := s.prepared.prepare(ctx); err != nil {
 			return err
 		}
@@ -298,8 +293,8 @@ func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context
 	})
 }
 
-// single is write for an fn that makes one statement on PostgreSQL, which need be no transaction if the
-// default isolation is READ COMMITTED.
+// single is like write, for an fn that executes one statement on PostgreSQL. If the default isolation is READ
+// COMMITTED, the statement needs no explicit transaction, which saves two round trips.
 func (s *tables) single(ctx context.Context, fn func(context.Context, sqldb.Querier) error) error {
 	if s.kind != PostgreSQL {
 		return s.write(ctx, false, fn)
@@ -317,8 +312,8 @@ func (s *tables) single(ctx context.Context, fn func(context.Context, sqldb.Quer
 	return sqldb.Write(ctx, s.db, func(ctx context.Context, on sqldb.Conn) error { return fn(ctx, on) })
 }
 
-// options returns the isolation under which an UPDATE sees the newest version of its row, whatever the
-// default of the database.
+// options returns the isolation under which an UPDATE sees the newest version of its row, whatever the database's
+// default.
 func (s *tables) options() *sql.TxOptions {
 	if s.kind == SQLite {
 		return nil
@@ -326,7 +321,7 @@ func (s *tables) options() *sql.TxOptions {
 	return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 }
 
-// lock makes a transaction the writer, where there is only one.
+// lock acquires the write lock of SQLite. On other databases, it does nothing.
 func (s *tables) lock(ctx context.Context, q sqldb.Querier) error {
 	if s.d.lock == "" {
 		return nil
@@ -337,7 +332,7 @@ func (s *tables) lock(ctx context.Context, q sqldb.Querier) error {
 
 func (s *tables) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.turns != nil {
-		// Until tx has the lock. After that, other writers wait for it inside SQLite.
+		// The caller leaves when tx has the lock. From then on, other writers wait for tx inside SQLite.
 		leave, err := s.turns.enter(ctx, false)
 		if err != nil {
 			return nil, wrap("begin", err)
@@ -354,13 +349,13 @@ func (s *tables) Begin(ctx context.Context) (*sql.Tx, error) {
 	return tx, wrap("begin", err)
 }
 
-// Exclusive reports whether there is one writer: on SQLite.
+// Exclusive reports whether the database is SQLite, which has one writer at a time.
 func (s *tables) Exclusive() bool { return s.turns != nil }
 
 func (s *tables) channel() string { return s.prefix + "saga" }
 
-// tell tells the listeners that a saga is due. It is sent after the write, so that writes do not wait
-// for each other to be committed; if the process dies in between, they find the saga by their Poll.
+// tell notifies the listeners that a saga is due. Callers send the notification after the write, so that writes are
+// not committed one after the other. If the process dies in between, runners find the saga at their next poll.
 func (s *tables) tell(ctx context.Context, q sqldb.Querier) error {
 	if s.listen == nil {
 		return nil
@@ -377,11 +372,10 @@ func (s *tables) Listen(ctx context.Context, notify func()) error {
 	return wrap("listen", s.listen(ctx, s.channel(), notify))
 }
 
-// named is deferred to add the method to an error of the database.
+// named adds the name of a method to the error that the method returns. It is for a defer.
 func named(what string, err *error) { *err = wrap(what, *err) }
 
-// wrap adds the method to an error of the database. ErrFenced and ErrNotFound stay as
-// they are.
+// wrap adds the name of a method to an error of the database. It returns ErrFenced and ErrNotFound unchanged.
 func wrap(what string, err error) error {
 	if err == nil || err == store.ErrFenced || err == store.ErrNotFound {
 		return err

@@ -2,26 +2,26 @@ package sqlstore
 
 import "strings"
 
-// A dialect is the statements of a kind of database that are not those of all. In all of them {p}
-// begins the names of the tables, {now} is the clock in microseconds since 1970, {ids} is a list of
-// placeholders, and each ? is one parameter.
+// A dialect has the statements that differ between the kinds of databases. In all statements, {p} is the prefix of
+// the tables' names, {now} is the database's clock in microseconds since 1970, {ids} is a list of placeholders, and
+// each ? is one parameter.
 type dialect struct {
 	words    []string
-	numbered bool // placeholders are $1, $2 and so on
+	numbered bool // whether placeholders are $1, $2 and so on
 
-	schema string // without the version and the barrier
+	schema string // creates the tables, except the tables of the version and of saga.Apply
 
-	lock   string // makes a transaction the writer, before it reads; "" if it need not be
-	start  string // the values of startArgs, and the log if that is ""
-	commit string // the values of commitArgs, and the log if that is ""
-	batch  string // commits as JSON; "" if they go one by one
-	log    string // an entry; "" if start and commit have all of them, as JSON
-	signal string // unless it is there; it does not read first, which would lock the gap for others on MySQL
-	picks  string // pickOne of all queues, which are JSON; "" if they go one by one
+	lock   string // acquires the write lock before a transaction reads; "" if the database has locks of rows
+	start  string // inserts a saga, and its log if the field log is ""
+	commit string // updates a saga, and inserts into its log if the field log is ""
+	batch  string // executes commits, which are JSON; "" if the store executes them one by one
+	log    string // inserts an entry; "" if start and commit insert all entries, which are JSON
+	signal string // inserts a signal unless it exists; a read before it would lock the gap for others on MySQL
+	picks  string // picks sagas of queues, which are JSON; "" if a union of pickOne does
 
-	// queues has the least wake_at of each queue that has a due saga, and statuses the number of sagas of each name
-	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf, {from} is a condition on
-	// where in the index it begins, and {first} limits the queues.
+	// queues returns the least wake_at of each queue that has a due saga. statuses returns the number of sagas with each
+	// name and status. Both skip from group to group in an index. In queues, {count} is 0 or dueOf, {from} is the
+	// condition for the first entry of the index, and {first} limits the number of queues.
 	queues, dueOf, statuses string
 }
 
@@ -29,18 +29,16 @@ const (
 	columns = `id, name, version, status, data, steps, parent, parent_step, tenant, seq, nonce, owner, epoch, wake_at,
 	complete_by, failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
-	// A list merges the sagas of each status: it would not show a saga that has another.
+	// List merges the sagas of each of these statuses, so it would not return a saga with another status.
 	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"
 	isLive   = "status IN ('running', 'compensating')"
-	// The children of a saga that was not deleted are not among them: a sweep does not read past
-	// what it must keep.
+	// The children of a saga that exists are excluded, so that a sweep does not read sagas that it must not delete.
 	isEnded     = "status IN ('completed', 'compensated', 'abandoned')"
 	isDeletable = isEnded + " AND parent = ''"
 
-	// indexes serve Claim, DeleteEnded, Children, List and Counts. A saga changes them at its start,
-	// at its end, and each time that it is claimed, parked or renewed. A step changes no indexed
-	// column, so that PostgreSQL writes it without touching the indexes. The wake_at of an ended saga
-	// is when it ended: it was released then.
+	// The indexes are for Claim, DeleteEnded, Children, List and Counts. A saga changes them when it starts or ends, and
+	// when it is claimed, parked or renewed. A step changes no indexed column, so PostgreSQL writes it without touching
+	// the indexes. The wake_at of a saga that has ended is the time when it ended, because it was released then.
 	indexes = `
 CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (owned, turn, name, version, wake_at) WHERE ` + isLive + `;
 CREATE INDEX IF NOT EXISTS {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
@@ -57,8 +55,8 @@ SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
 	{now}, {now})`
 
-	// The version and the state are NULL if they do not change. A commit that does not release the saga has -1 in place of
-	// the time until it is due.
+	// The version and the state are NULL if they do not change. A commit that does not release the saga has -1 in place
+	// of the time until it is due.
 	update = `UPDATE {p}saga SET status = ?, version = COALESCE({int}, version), data = COALESCE(?, data),
 	steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, updated_at = {now},
 	owner = CASE WHEN {int} < 0 THEN owner ELSE '' END,
@@ -70,12 +68,12 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 
-	// pickOne locks the first sagas of a queue, after those that were locked before.
+	// pickOne locks the first sagas of a queue after the sagas that the claim has locked before.
 	pickOne = `SELECT id, owner, {place} AS place FROM {by live}
 	WHERE {live} AND owned = ? AND turn = ? AND name = ? AND version = ? AND wake_at <= {now}
 	ORDER BY wake_at LIMIT ? OFFSET ?{skip}`
 
-	// In an UPDATE of MySQL, an expression sees the columns that were set before it.
+	// In an UPDATE of MySQL, an expression sees the new values of the columns to its left.
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
 	epoch = epoch + 1, woken = false, owner = ?, lease = ?,
 	wake_at = {now} + ? WHERE id IN ({ids})`
@@ -112,7 +110,7 @@ ORDER BY {ended_at} LIMIT ?{skip}`
 	endedChildren = `SELECT id FROM {p}saga WHERE parent > '' AND ` + isEnded + ` AND parent IN ({ids}) LIMIT ?{lock}`
 )
 
-// removal deletes sagas, and removes them from the children that they still have.
+// removal deletes sagas, and removes the reference to them from their remaining children.
 var removal = []string{
 	`DELETE FROM {p}saga WHERE id IN ({ids})`,
 	`DELETE FROM {p}saga_log WHERE saga_id IN ({ids})`,
@@ -120,8 +118,8 @@ var removal = []string{
 	`UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent > '' AND parent IN ({ids})`,
 }
 
-// words returns those of a dialect and those of all. by is how a query is told to read the table by an
-// index, for whose name %s stands.
+// words returns the words of a dialect, in addition to the words of all dialects. by is the text with which a query
+// reads the table by an index; %s is the index's name.
 func words(by string, own ...string) []string {
 	list := append([]string{"{record}", columns + ", {now} AS store_now"}, own...)
 	for _, index := range []string{"live", "name", "time"} {

@@ -8,23 +8,23 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// turns lets the writers of SQLite write one after the other. Concurrent ones would not wait for each
-// other in turn, but ask SQLite again and again, with pauses.
+// turns lets the writers of SQLite write one after the other. Without it, concurrent writers would poll SQLite's lock
+// with pauses, in no order.
 type turns struct {
-	// The writer in gate writes. The others wait in queue for their turn at the gate, except for a
-	// heartbeat: a long queue must not cost a lease.
+	// The writer that has the gate writes. The first of the others waits for the gate, and the rest for the queue. An
+	// urgent writer, such as a heartbeat, skips the queue: a long queue must not cost a lease.
 	gate, queue chan struct{}
 }
 
 func newTurns() *turns { return &turns{gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)} }
 
-// enter waits until the caller is in the gate.
+// enter waits until the caller may write. The caller calls leave afterwards.
 func (t *turns) enter(ctx context.Context, urgent bool) (leave func(), err error) {
 	if !urgent {
 		if err := pass(ctx, t.queue); err != nil {
 			return nil, err
 		}
-		defer func() { <-t.queue }() // the next caller waits at the gate
+		defer func() { <-t.queue }() // the next caller may wait for the gate
 	}
 	if err := pass(ctx, t.gate); err != nil {
 		return nil, err
@@ -44,20 +44,20 @@ func pass(ctx context.Context, c chan struct{}) error {
 	}
 }
 
-// prepared has the statements of transactions, each from its second use on. Without it, SQLite spends a
-// quarter of its time on their texts, and MySQL a round trip more for each. They are closed with the
-// database.
+// prepared caches the prepared statements of transactions. A statement is prepared before its second use. Without the
+// cache, SQLite spends a quarter of its time on parsing, and MySQL needs one more round trip for each statement. The
+// statements are closed with the database.
 type prepared struct {
 	db *sql.DB
 
 	mu    sync.Mutex
-	stmts map[string]*sql.Stmt // by text; nil if it was used and is to be prepared
-	next  []string             // to be prepared
+	stmts map[string]*sql.Stmt // by text; nil if the text was used once and is not prepared yet
+	next  []string             // the texts to prepare
 }
 
 func newPrepared(db *sql.DB) *prepared { return &prepared{db: db, stmts: make(map[string]*sql.Stmt)} }
 
-// prepare prepares what was used since it was last called.
+// prepare prepares the statements that were used for the first time since its last call.
 func (p *prepared) prepare(ctx context.Context) error {
 	for {
 		p.mu.Lock()
@@ -71,7 +71,7 @@ func (p *prepared) prepare(ctx context.Context) error {
 		stmt, err := p.db.PrepareContext(ctx, text)
 		p.mu.Lock()
 		if p.stmts[text] = stmt; err != nil {
-			delete(p.stmts, text) // it is prepared when it is used again
+			delete(p.stmts, text) // the next use counts as the first
 		}
 		p.mu.Unlock()
 		if err != nil {
@@ -80,7 +80,7 @@ func (p *prepared) prepare(ctx context.Context) error {
 	}
 }
 
-// stmt returns the statement with a text, or nil if there is none yet.
+// stmt returns the prepared statement with a text, or nil if there is none yet.
 func (p *prepared) stmt(text string) *sql.Stmt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
