@@ -1,5 +1,5 @@
-// Package sqldb is what the stores of package saga and of package lease have in common: the texts of
-// a kind of database, writes that find the primary, and the versions of tables.
+// Package sqldb provides what the SQL stores of packages saga and lease share: statements for several kinds of
+// databases, writes that find the primary, and tables with versions.
 package sqldb
 
 import (
@@ -21,7 +21,7 @@ import (
 // A Querier is a *sql.DB, a *sql.Conn or a *sql.Tx.
 type Querier = sqltx.Querier
 
-// IsPrefix reports whether the names of tables may begin with s.
+// IsPrefix reports whether s is valid as the prefix of tables' names.
 func IsPrefix(s string) bool {
 	for i, c := range []byte(s) {
 		if (c < 'a' || c > 'z') && c != '_' && (i == 0 || c < '0' || c > '9') {
@@ -31,21 +31,21 @@ func IsPrefix(s string) bool {
 	return len(s) <= 32
 }
 
-// Texts are statements in the words of a kind of database. It is safe for concurrent use.
+// Texts translates statements into the dialect of a kind of database, and caches them. It is safe for concurrent use.
 type Texts struct {
 	words    *strings.Replacer
 	numbered bool
-	made     sync.Map // by the texts that they were made of
+	made     sync.Map // maps a text to its translation
 }
 
-// NewTexts returns the Texts of a kind of database: what a statement may have in braces, and what that means,
-// which may have words itself, in turns. {p} is the prefix of the names of tables. With numbered, placeholders
-// are $1, $2 and so on in place of question marks.
+// NewTexts returns the Texts of a kind of database. words are pairs of a word in braces and the text that replaces it,
+// which may have words itself. {p} is replaced by the prefix of the tables' names. If numbered is true, question marks
+// become the placeholders $1, $2 and so on.
 func NewTexts(prefix string, numbered bool, words ...string) *Texts {
 	return &Texts{words: strings.NewReplacer(append([]string{"{p}", prefix}, words...)...), numbered: numbered}
 }
 
-// Of returns a statement, or a schema, in the words of the database.
+// Of returns the translation of a statement or a schema.
 func (t *Texts) Of(text string) string {
 	if made, ok := t.made.Load(text); ok {
 		return made.(string)
@@ -61,7 +61,7 @@ func (t *Texts) Of(text string) string {
 	return made
 }
 
-// number makes $1, $2 and so on of the question marks of a statement.
+// number replaces the question marks of a statement by $1, $2 and so on.
 func number(text string) string {
 	parts := strings.Split(text, "?")
 	var b strings.Builder
@@ -90,9 +90,9 @@ type Conn interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// Write calls fn, which makes one statement or one transaction, with db. If the server takes no
-// writes (any more), it calls fn again with a connection to one that does, if there is one; if the
-// driver has a stale statement, with db.
+// Write calls fn, which executes one statement or one transaction, with db. If the server is read-only, for example
+// after a failover, Write calls fn again with a connection to a server that accepts writes, if there is one. If the
+// driver's prepared statement is stale, it calls fn again with db.
 func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, on Conn) error) error {
 	err := fn(ctx, db)
 	if sqltx.Stale(err, nil) {
@@ -110,7 +110,7 @@ func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, on Conn
 	return fn(ctx, conn)
 }
 
-// Exec is [Write] of one statement, and reports whether it has changed a row.
+// Exec executes one statement as [Write] does, and reports whether the statement has changed a row.
 func Exec(ctx context.Context, db *sql.DB, text string, args ...any) (changed bool, err error) {
 	err = Write(ctx, db, func(ctx context.Context, on Conn) error {
 		res, err := on.ExecContext(ctx, text, args...)
@@ -124,11 +124,11 @@ func Exec(ctx context.Context, db *sql.DB, text string, args ...any) (changed bo
 	return changed, err
 }
 
-// Repeats is how often a transaction may be repeated that another was preferred to.
+// Repeats is the maximum number of repetitions of a transaction that is rolled back in favor of others.
 const Repeats = 10
 
-// Transact makes fn one transaction, on a server that takes writes if there is one. It repeats, as often
-// as that at most, what the database has rolled back in favor of another transaction.
+// Transact runs fn in a transaction, on a server that accepts writes if there is one. If the database rolls the
+// transaction back in favor of another one, Transact repeats it, up to repeats times.
 func Transact(
 	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int,
 	fn func(ctx context.Context, tx *sql.Tx) error,
@@ -142,10 +142,10 @@ func Transact(
 	}
 }
 
-// Pooler adds to an error of PostgreSQL about prepared statements what to do.
+// Pooler adds advice to an error of PostgreSQL about prepared statements. It returns other errors unchanged.
 func Pooler(err error) error {
 	var state interface{ SQLState() string }
-	// invalid_sql_statement_name and duplicate_prepared_statement: of another session
+	// invalid_sql_statement_name and duplicate_prepared_statement: the statement belongs to another session
 	if errors.As(err, &state) && (state.SQLState() == "26000" || state.SQLState() == "42P05") {
 		return fmt.Errorf("a pooler such as PgBouncer has lent the connection to another client:"+
 			" set what keeps the driver from preparing statements, with pgx default_query_exec_mode=exec: %w", err)
@@ -153,7 +153,7 @@ func Pooler(err error) error {
 	return err
 }
 
-// Moment returns a time of the tables, which are microseconds since 1970; 0 is none.
+// Moment returns the time that is stored as microseconds since 1970, or the zero time for 0.
 func Moment(micros int64) time.Time {
 	if micros == 0 {
 		return time.Time{}
@@ -161,17 +161,17 @@ func Moment(micros int64) time.Time {
 	return time.UnixMicro(micros)
 }
 
-// A Schema is the tables of a store.
+// A Schema describes the tables of a store.
 type Schema struct {
-	Create  string // statements that leave alone what is there; each ends with a semicolon
-	Find    string // queries that fail unless the tables are there
-	Table   string // has the version
-	Version int
-	Kind    string // of the database: PostgreSQL, MySQL or SQLite
+	Create  string // the statements that create the tables unless they exist; each ends with a semicolon
+	Find    string // queries that fail unless the tables and their columns exist
+	Table   string // the name of the table with the version
+	Version int    // the version of the tables
+	Kind    string // the kind of database: PostgreSQL, MySQL or SQLite
 }
 
-// String returns the statements that create the tables and the row of their version, which is last: its table
-// has the oldest version of a program that can use the tables, too.
+// String returns the statements that create the tables, and last the row of their version. That row also has the
+// oldest version of a program that can use the tables.
 func (s Schema) String() string {
 	insert, end, engine := "INSERT INTO", " ON CONFLICT DO NOTHING", ""
 	if s.Kind == "MySQL" {
@@ -185,18 +185,18 @@ func (s Schema) String() string {
 
 // Errors of a Schema.
 var (
-	// ErrVersion means that the tables are of a newer version, which this program cannot use.
+	// ErrVersion means that the tables have a newer version, which this program cannot use.
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
-	// ErrMissing means that there is no row of this version or a newer one.
+	// ErrMissing means that there is no row with this version or a newer one.
 	ErrMissing = errors.New("the tables are missing, or what a newer version of them has")
-	// ErrServer means that the server is another one than the statements are made for.
+	// ErrServer means that the server is known to execute the statements differently.
 	ErrServer = errors.New("the server is not supported")
-	// ErrOther means that the tables are not those that their version says.
+	// ErrOther means that a table lacks columns of its version.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
 
-// Check returns nil if the tables are there, and of a version that this program can use. Of the other
-// errors, those that are none of ours say that it could not find out.
+// Check returns nil if the tables exist and have a version that this program can use. Any other error than the errors
+// of a Schema means that the state of the tables is unknown.
 func (s Schema) Check(ctx context.Context, q Querier) error {
 	if err := s.checkVersion(ctx, q); err != nil {
 		return err
@@ -207,9 +207,10 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 	return s.checkServer(ctx, q)
 }
 
-// others are servers with the protocol of PostgreSQL or MySQL that accept the statements of the stores and execute some
-// of them differently: TiDB ignores SKIP LOCKED and gives a row to two transactions, others have another isolation than
-// READ COMMITTED, or locks that hold on one of several nodes. The texts occur in their versions, in lower case.
+// others are servers with the protocol of PostgreSQL or MySQL that accept the statements of the stores and execute
+// some of them differently: TiDB ignores SKIP LOCKED and gives a row to two transactions, others have another
+// isolation than READ COMMITTED, or locks that hold on one of several nodes. The texts occur in their versions, in
+// lower case.
 var others = map[string][]string{
 	"PostgreSQL": {
 		"cockroach", "-yb-", "yugabyte", "redshift", "greenplum", "gaussdb", "opengauss", "materialize", "cratedb",
@@ -247,7 +248,7 @@ func ServerOf(kind, version string) error {
 
 var supported = map[string]string{"PostgreSQL": "PostgreSQL", "MySQL": "MySQL or MariaDB"}
 
-// find returns an error if one of the tables, or a column of it, is not there.
+// find returns an error if a table or a column is missing.
 func (s Schema) find(ctx context.Context, q Querier) error {
 	for query := range Statements(s.Find) {
 		rows, err := q.QueryContext(ctx, query)
@@ -265,7 +266,7 @@ func (s Schema) checkVersion(ctx context.Context, q Querier) error {
 	var version, from int
 	newest := "SELECT version, compatible FROM " + s.Table + " ORDER BY version DESC LIMIT 1"
 	err := q.QueryRowContext(ctx, newest).Scan(&version, &from)
-	if errors.Is(err, sql.ErrNoRows) { // another process is about to write it
+	if errors.Is(err, sql.ErrNoRows) { // another process is creating the tables
 		return ErrMissing
 	}
 	if err != nil {
@@ -274,9 +275,9 @@ func (s Schema) checkVersion(ctx context.Context, q Querier) error {
 	return Usable(version, from, s.Version)
 }
 
-// Usable returns nil if a program that makes tables of a version can use those that it has found: a newer
-// version says from which version on programs can, so that an old one can be started again beside a new one.
-// To what is older, Migrate adds what is missing.
+// Usable returns nil if a program whose tables have this version can use tables of the version found. from is the
+// oldest version of a program that can use the found tables, so that an old program can be started beside a newer
+// one. Migrate adds to older tables what is missing.
 func Usable(found, from, version int) error {
 	switch {
 	case found < version:
@@ -288,7 +289,7 @@ func Usable(found, from, version int) error {
 		ErrVersion, found, from, version)
 }
 
-// answered adds to an error what it means if the database has answered, and not only that it is busy.
+// answered adds the error means to err if err is an answer of the database, other than that it is busy.
 func answered(ctx context.Context, means, err error) error {
 	if end := behavior.Read(sqltx.Judge(ctx, err, nil)); end.Kind == behavior.Answered && !end.Retryable {
 		return fmt.Errorf("%w: %w", means, err)
@@ -296,8 +297,7 @@ func answered(ctx context.Context, means, err error) error {
 	return err
 }
 
-// Migrate makes the tables, unless they are there, or were when their version was written. Several
-// processes may do so at the same time.
+// Migrate creates the tables unless the row of their version exists. Several processes may call it concurrently.
 func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	if err := s.checkServer(ctx, db); err != nil {
 		return err
@@ -305,7 +305,7 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	err := s.Check(ctx, db)
 	for try := 0; try < 3 && err != nil && !errors.Is(err, ErrVersion) && ctx.Err() == nil; try++ {
 		if s.checkVersion(ctx, db) == nil {
-			return s.Check(ctx, db) // and not err: another process may have made them since
+			return s.Check(ctx, db) // not err, because another process may have created the tables since
 		}
 		made := s.make(ctx, db)
 		if err = s.Check(ctx, db); err != nil && made != nil {
@@ -315,13 +315,13 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// make creates what is missing. On PostgreSQL, statements that create the same beside each other would
-// fail.
+// make creates what is missing. On PostgreSQL, it holds a lock, because concurrent statements that create the same
+// table fail.
 func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	run := func(ctx context.Context, q Querier) error {
 		statements := slices.Collect(Statements(s.String()))
 		for i, statement := range statements {
-			if i == len(statements)-1 { // it says that the tables are there
+			if i == len(statements)-1 { // the row of the version requires the tables
 				if err := s.find(ctx, q); err != nil {
 					return err
 				}
@@ -343,7 +343,7 @@ func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// Waits returns an error if a connection to SQLite does not wait for the lock of another.
+// Waits returns an error if a connection to SQLite does not wait for the lock of another connection.
 func Waits(ctx context.Context, db *sql.DB) error {
 	var busy int
 	err := db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy)

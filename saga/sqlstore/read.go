@@ -65,7 +65,7 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 	if !isText(req.Parent) || !isText(req.Step) {
 		return nil, nil
 	}
-	// It merges index ranges: a plan of PostgreSQL for "status IN" may read all children.
+	// A union merges index ranges. With "status IN", PostgreSQL may read all children.
 	limit := math.MaxInt32
 	if req.Limit > 0 {
 		limit = req.Limit
@@ -86,7 +86,7 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 	return list, wrap("children", err)
 }
 
-// union adds query i to others.
+// union returns the union of text, which may be empty, and query number i.
 func union(text, query string, i int) string {
 	query = "SELECT * FROM (" + query + ") AS q" + strconv.Itoa(i)
 	if text == "" {
@@ -96,14 +96,13 @@ func union(text, query string, i int) string {
 }
 
 func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
-	// It is one statement, which merges index ranges: the sagas that have a status, of all definitions
-	// or of one.
+	// The statement merges index ranges: one for each status, of all definitions or of one.
 	defer named("list", &err)
 	if !isText(f.Saga) || !isText(f.ID) {
-		return nil, "", nil // there is no such saga
+		return nil, "", nil // no saga can match
 	}
 	limit := min(cmp.Or(max(f.Limit, 0), 100), math.MaxInt32)
-	at, id := int64(math.MaxInt64), "" // a saga of the page was started before, or then and has an id before
+	at, id := int64(math.MaxInt64), "" // the page has sagas created before at, or at that time with a lesser id
 	if !f.CreatedBefore.IsZero() {
 		at = f.CreatedBefore.Add(time.Microsecond - 1).UnixMicro()
 	}
@@ -126,7 +125,7 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 	if f.WithoutState {
 		record = strings.Replace(columns, " data,", " '' AS data,", 1) + ", {now} AS store_now"
 	}
-	order := " ORDER BY created_at DESC, id DESC LIMIT {limit}" // put in last, or each limit would be a text to keep
+	order := " ORDER BY created_at DESC, id DESC LIMIT {limit}" // replaced last: s.sql caches each text
 	query = "SELECT " + record + " FROM {by " + index +
 		"} WHERE status = ? AND created_at <= ? AND (created_at < ? OR id < ?)" + query + order
 	text := ""
@@ -154,7 +153,7 @@ var statuses = []store.Status{
 	store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned,
 }
 
-// endOfPrefix behind a prefix is after all texts that begin with it: the last rune of Unicode.
+// endOfPrefix is the last rune of Unicode. A prefix followed by it is greater than all texts with the prefix.
 const endOfPrefix = "\U0010FFFF"
 
 // queues returns the queues with a due saga, in any order, and counts their sagas with an expression.
@@ -162,8 +161,8 @@ func (s *tables) queues(ctx context.Context, count string) ([]queue, error) {
 	return s.readQueues(ctx, queuesFrom(s.d.queues, count, "owned >= 0", ""))
 }
 
-// queuesOfSome returns the queues with a due saga of a crashed owner, and the first others of the tenants after one: up
-// to limit in the order of the tenants.
+// queuesOfSome returns the queues with a due saga of a crashed owner, and the first others of the tenants after one:
+// up to limit in the order of the tenants.
 func (s *tables) queuesOfSome(ctx context.Context, after string, limit int) ([]queue, error) {
 	crashed := queuesFrom(s.d.queues, "0", "owned >= 1", "")
 	others := queuesFrom(s.d.queues, "0", "owned = 0 AND turn > ?", " AND owned = 0 LIMIT {int}")
@@ -182,7 +181,7 @@ func (s *tables) readQueues(ctx context.Context, text string, args ...any) ([]qu
 }
 
 func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
-	// It reads up to CountLimit index entries for each number.
+	// The statements read up to CountLimit index entries for each number of a definition, or of each tenant.
 	defer named("counts", &err)
 	var now int64
 	if err := s.db.QueryRowContext(ctx, s.sql("SELECT {now}")).Scan(&now); err != nil {
@@ -214,7 +213,7 @@ func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 			return strings.Compare(c.Saga, name)
 		})
 		if !ok {
-			continue // it is new
+			continue // the definition's first saga started after the first statement
 		}
 		c := &counts.Sagas[i]
 		c.Due = min(c.Due+q.count, store.CountLimit)
@@ -225,7 +224,7 @@ func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 	return counts, err
 }
 
-// scan reads a record from a row of {record}.
+// scan returns the record in a row with the columns {record}.
 func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 	var wakeAt, completeBy, createdAt, updatedAt, now int64
 	err = row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.State, &r.Progress, &r.Parent, &r.ParentStep, &r.Tenant,
@@ -242,7 +241,7 @@ func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, 
 
 func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
 
-// collect returns all rows. err is the error of the query, which collect passes on.
+// collect returns the values of all rows. err is the error of the query, which collect returns if it is not nil.
 func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
 	if err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 				return rec, err == nil, err
 			}
 		} else {
-			// An inserted row counts as affected whatever the clientFoundRows of MySQL.
+			// An inserted row counts as affected, whatever MySQL's clientFoundRows is.
 			if created, err = changes(q.ExecContext(ctx, s.sql(s.d.start), args...)); err != nil {
 				return rec, false, err
 			}
@@ -66,11 +66,11 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 		}
 		if rec, err = s.load(ctx, q, req.ID, "{newest}"); err != store.ErrNotFound {
 			return rec, created, err
-		} // deleted between the two statements
+		} // otherwise, the saga was deleted between the two statements
 	}
 }
 
-// numbered returns the entries of a log, whose last one was seq.
+// numbered returns a copy of new entries with their Seq. seq is the Seq of the last entry before them.
 func numbered(log []store.Entry, seq int64) []store.Entry {
 	log = slices.Clone(log)
 	for i := range log {
@@ -82,12 +82,12 @@ func numbered(log []store.Entry, seq int64) []store.Entry {
 func jsonOf(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // v has only strings and numbers, which have a JSON
 	}
 	return string(text)
 }
 
-// log writes entries after seq.
+// log inserts entries whose first Seq is seq + 1.
 func (s *tables) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq int64, log []store.Entry) error {
 	for _, e := range numbered(log, seq) {
 		_, err := q.ExecContext(ctx, s.sql(s.d.log),
@@ -103,7 +103,7 @@ func (s *tables) Commit(ctx context.Context, req store.CommitRequest) (rc store.
 	if !isText(req.ID) {
 		return rc, store.ErrFenced
 	}
-	if s.batches == nil || req.Version != 0 { // a batch changes no version
+	if s.batches == nil || req.Version != 0 { // a batch cannot change a version
 		rc, err = s.commitAlone(ctx, req)
 	} else {
 		rc, err = s.batches.commit(ctx, req)
@@ -133,13 +133,13 @@ func (s *tables) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitReque
 	return rc, wrap("commit", err)
 }
 
-// due reports whether a runner may claim the saga after the commit.
+// due reports whether the saga is due after the commit, so that a runner may claim it.
 func due(req *store.CommitRequest, rc store.Receipt) bool {
 	return req.Release && (req.WakeIn <= 0 || rc.Woken) &&
 		(req.Status == store.Running || req.Status == store.Compensating)
 }
 
-// wakeIn returns after how many microseconds the saga is due, or -1 if it is not released.
+// wakeIn returns the number of microseconds until the saga is due, or -1 if it is not released.
 func wakeIn(req *store.CommitRequest) int64 {
 	if !req.Release {
 		return -1
@@ -147,7 +147,7 @@ func wakeIn(req *store.CommitRequest) int64 {
 	return max(req.WakeIn.Microseconds(), 0)
 }
 
-// commit waits for its row, and returns ErrFenced if that does not pass the fence.
+// commit executes a commit. It waits for the saga's row, and returns ErrFenced if the row does not match the fence.
 func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	due := wakeIn(&req)
 	version := sql.NullInt64{Int64: int64(req.Version), Valid: req.Version != 0}
@@ -198,7 +198,7 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 			return err
 		}
 		renewed = nil
-		epochs := make(map[string]int64, len(req.Held)) // of those that were not found yet
+		epochs := make(map[string]int64, len(req.Held)) // the epochs of the sagas that were not found yet
 		ids := make([]string, len(req.Held))
 		for i, h := range req.Held {
 			ids[i], epochs[h.ID] = h.ID, h.Epoch
@@ -223,7 +223,8 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 			text, args := s.among(renew, free, term, term)
 			_, err = q.ExecContext(ctx, text, args...)
 		}
-		if err == nil && len(epochs) > 0 && s.d.lock == "" { // a locked row is read as it was last committed
+		// A read without a lock returns the last committed version of a locked row.
+		if err == nil && len(epochs) > 0 && s.d.lock == "" {
 			_, err = look("", slices.Collect(maps.Keys(epochs)))
 		}
 		return err
@@ -251,7 +252,7 @@ func (s *tables) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) 
 	return rec, cmp.Or(wrap("post", err), refused)
 }
 
-// post also returns the error of Admit.
+// post returns the error of Admit as refused.
 func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostRequest) (
 	rec store.Record, refused, err error,
 ) {
@@ -268,7 +269,7 @@ func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostReques
 		return rec, nil, err
 	}
 	if err = s.lock(ctx, q); err == nil {
-		rec, err = s.load(ctx, q, req.ID, "{lock}") // its owner cannot commit meanwhile, nor another signal be kept
+		rec, err = s.load(ctx, q, req.ID, "{lock}") // until tx ends, neither its owner nor another Post can change the saga
 	}
 	if err != nil {
 		return rec, nil, err
@@ -294,7 +295,7 @@ func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostReques
 	return rec, nil, nil
 }
 
-// cancel notes a request to turn back.
+// cancel records a request to turn back.
 func (s *tables) cancel(ctx context.Context, q sqldb.Querier, id, note string) (rec store.Record, err error) {
 	for {
 		if _, err := q.ExecContext(ctx, s.sql(cancel), note, id); err != nil {
@@ -303,7 +304,7 @@ func (s *tables) cancel(ctx context.Context, q sqldb.Querier, id, note string) (
 		rec, err = s.load(ctx, q, id, "{lock}")
 		if err != nil || rec.CancelRequested || rec.Status != store.Running {
 			return rec, err
-		} // otherwise it has been started between the two statements
+		} // otherwise, the saga was started between the two statements
 	}
 }
 
@@ -311,7 +312,7 @@ func (s *tables) DeleteEnded(ctx context.Context, status store.Status, age time.
 	n int, err error,
 ) {
 	if age < 0 || limit < 0 {
-		// SQLite takes a negative limit for none.
+		// For SQLite, a negative limit means no limit.
 		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
 	}
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
