@@ -7,16 +7,16 @@ import (
 	"errors"
 )
 
-// A probe asks the server of a connection whether it takes writes: a row or an error says that it
-// does not.
+// A probe is a query that finds out whether a connection's server accepts writes. If it returns a row or an error, the
+// server does not.
 const (
 	probePostgreSQL = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
 	probeMySQL      = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
 		"'innodb_read_only', 'transaction_read_only', 'tx_read_only') AND Value <> 'OFF'"
-	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // fails as every statement does
+	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // if the node accepts no writes, every statement fails
 )
 
-// readerState reports whether an SQLSTATE is what PostgreSQL says that is no primary (any more).
+// readerState reports whether an SQLSTATE means that the PostgreSQL server is not a primary, or no longer one.
 func readerState(state, routine string) bool {
 	switch state {
 	case "25006": // read-only transaction: a standby, or default_transaction_read_only
@@ -30,20 +30,20 @@ func readerState(state, routine string) bool {
 	return false
 }
 
-// readerNumber is readerState for an error number of MySQL or MariaDB.
+// readerNumber is like readerState, for an error number of MySQL or MariaDB.
 func readerNumber(number int) bool {
 	switch number {
 	case 1290, 1836, // read_only, super_read_only; innodb_read_only
 		1792, // transaction_read_only
-		1047: // a node of Galera that is not of the primary component
+		1047: // a node of Galera outside of the primary component
 		return true
 	}
 	return false
 }
 
-// Reader returns how to find a server that takes writes, if err says that the one asked does
-// not, and otherwise "". A pool keeps connections to such a server, which works, so that each
-// write would fail until the process restarts. code is that of a Config.
+// Reader returns the probe that finds a server that accepts writes, if err means that the server is read-only.
+// Otherwise it returns "". Because connections to a read-only server work, a pool keeps them, and each write would
+// fail until the process restarts. code is the Code of a Config.
 func Reader(err error, code func(error) string) (probe string) {
 	if err == nil {
 		return ""
@@ -51,7 +51,7 @@ func Reader(err error, code func(error) string) (probe string) {
 	if code != nil {
 		if state := code(err); state != "" {
 			if readerState(state, "") {
-				probe = probePostgreSQL // fails on others, which is as good
+				probe = probePostgreSQL // on another database, the probe fails, and Primary returns an error
 			}
 			return probe
 		}
@@ -61,7 +61,7 @@ func Reader(err error, code func(error) string) (probe string) {
 			if readerState(state, routine) {
 				probe = probePostgreSQL
 			}
-			return unavailable // no matter which: this is the error of the database
+			return unavailable // any verdict ends the search: this is the database's error
 		}
 		switch kind, number := numberOf(err); {
 		case kind != isMySQL:
@@ -76,11 +76,11 @@ func Reader(err error, code func(error) string) (probe string) {
 	return probe
 }
 
-// errNoPrimary is returned by Primary if all connections are to servers that take no writes.
+// errNoPrimary is returned by Primary if all connections are to read-only servers.
 var errNoPrimary = errors.New("no server takes writes")
 
-// Primary returns a connection of db to a server that takes writes, after an err of which Reader
-// has returned the probe. It closes those that the pool has to others. The caller closes it.
+// Primary returns a connection of db to a server that accepts writes. probe is the result of Reader. Primary closes
+// the pool's connections to read-only servers. The caller closes the returned connection.
 func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 	for most := db.Stats().OpenConnections; ; most-- {
 		s := db.Stats()
@@ -99,7 +99,7 @@ func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		if pooled { // a new one shows how things are now: it stays for those who read
+		if pooled { // a new connection leads to the server that db now finds, and may stay in the pool for reads
 			_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 		}
 		_ = conn.Close()
@@ -109,7 +109,7 @@ func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 	}
 }
 
-// Database returns how transactions are made in db.
+// Database returns the Config for transactions in db.
 func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
 	return Config[SQL]{Begin: func(ctx context.Context) (SQL, error) {
 		t, err := db.BeginTx(ctx, options)
@@ -127,10 +127,10 @@ func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
 	}}
 }
 
-// A SQL is a Tx of package database/sql.
+// A SQL is a [Tx] of package database/sql.
 type SQL struct {
 	*sql.Tx
-	conn *sql.Conn // returned to the pool with the end of Tx; nil: Tx does so
+	conn *sql.Conn // returned to the pool when Tx has ended; nil if Tx itself does so
 }
 
 func (t SQL) Commit(context.Context) error   { return t.end(t.Tx.Commit()) }
@@ -145,13 +145,13 @@ func (t SQL) end(err error) error {
 
 type anew struct{}
 
-// Anew returns a ctx that tells the Begin of a store that the transaction was tried before, and may
-// have failed because the server takes no writes.
+// Anew returns a ctx for the Begin of a store, if the transaction was attempted before and may have failed because the
+// server is read-only.
 func Anew(ctx context.Context) context.Context { return context.WithValue(ctx, anew{}, true) }
 
-// Begin begins a transaction, under the ctx of Anew on a connection to a server that takes writes, if
-// there is one. kind is of the database. SQLite knows neither probe: Primary would close all of the pool,
-// and with it a database in memory.
+// Begin starts a transaction. If ctx is from Anew, Begin uses a connection to a server that accepts writes, if there
+// is one. kind is the kind of database. SQLite has no probe: Primary would close all connections of the pool, and
+// with them a database in memory.
 func Begin(ctx context.Context, db *sql.DB, kind string, options *sql.TxOptions) (*sql.Tx, error) {
 	probe := map[string]string{"PostgreSQL": probePostgreSQL, "MySQL": probeMySQL}[kind]
 	if ctx.Value(anew{}) == nil || probe == "" {
@@ -159,14 +159,14 @@ func Begin(ctx context.Context, db *sql.DB, kind string, options *sql.TxOptions)
 	}
 	conn, err := Primary(ctx, db, probe)
 	if err != nil {
-		return db.BeginTx(ctx, options) // which says why
+		return db.BeginTx(ctx, options) // its error is more precise
 	}
 	tx, err := conn.BeginTx(ctx, options)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	go conn.Close() // waits for the end of tx
+	go conn.Close() // Close waits until tx has ended
 	return tx, nil
 }
 
@@ -177,8 +177,8 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Stale reports whether err says that a prepared statement is not there, or that its tables have
-// changed. The driver prepares it anew the next time, which is no reason to wait.
+// Stale reports whether err means that a prepared statement does not exist, or that its tables have changed. The
+// driver prepares the statement again for the next call, so the caller need not wait.
 func Stale(err error, code func(error) string) (stale bool) {
 	if err == nil || code != nil && code(err) != "" {
 		return false

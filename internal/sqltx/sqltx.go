@@ -1,5 +1,5 @@
-// Package sqltx is what resiliencesql and resiliencepgx have in common: what the errors of a
-// database mean, and one attempt of a transaction. Package resiliencesql has the rules.
+// Package sqltx provides what resiliencesql and resiliencepgx share: the classification of a database's errors, and
+// one attempt of a transaction. The documentation of package resiliencesql has the rules.
 package sqltx
 
 import (
@@ -15,7 +15,8 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// A Config is how an attempt is made: see resiliencesql.Transactions, which is converted to it.
+// A Config describes how to run an attempt. resiliencesql.Transactions, which is converted to it, documents the
+// fields.
 type Config[T Tx] struct {
 	Begin   func(ctx context.Context) (T, error)
 	Primary func(ctx context.Context, probe string) (T, error)          // optional; see the function Primary
@@ -23,12 +24,11 @@ type Config[T Tx] struct {
 	Check   func(ctx context.Context, tx T) (committed bool, err error) // optional
 }
 
-// attempt runs fn in a transaction and commits it. It does so once more, and at once, if the
-// server takes no writes or the driver has a stale statement: nothing was applied, and to wait
-// does not help.
+// attempt runs fn in a transaction and commits it. If the server is read-only, or the driver's prepared statement is
+// stale, it immediately does so once more: nothing was applied, and waiting would not help.
 func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) error) error {
 	err, applied := cfg.transact(ctx, cfg.Begin, fn)
-	if _, judged := err.(*outcome); !judged || applied || ctx.Err() != nil { // fn may say: not again
+	if _, judged := err.(*outcome); !judged || applied || ctx.Err() != nil { // fn's error may forbid another attempt
 		return err
 	}
 	begin := cfg.Begin
@@ -51,8 +51,8 @@ func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) er
 	return err
 }
 
-// transact runs fn in a transaction and commits it. If it returns an error, applied reports
-// whether the transaction may have had an effect.
+// transact runs fn in a transaction and commits it. If it returns an error, applied reports whether the transaction
+// may have taken effect.
 func (cfg Config[T]) transact(
 	ctx context.Context, begin func(context.Context) (T, error), fn func(context.Context, T) error,
 ) (_ error, applied bool) {
@@ -74,11 +74,11 @@ func (cfg Config[T]) transact(
 		return nil, true
 	}
 	switch v := classify(err, cfg.Code); v {
-	case answered, again: // whatever else a driver says, pgx at times of what it has sent: "conn closed"
+	case answered, again: // other errors prove nothing: pgx may return "conn closed" after it has sent the COMMIT
 		return &outcome{err, v}, false
 	}
 	if probe := Reader(err, cfg.Code); probe != "" && probe != probeGalera {
-		return &outcome{err, unavailable}, false // that is an answer, too
+		return &outcome{err, unavailable}, false // the server has answered that it is read-only
 	}
 	if cfg.Check == nil {
 		return &outcome{err, unknown}, true
@@ -102,7 +102,7 @@ func (cfg Config[T]) check(ctx context.Context) (bool, error) {
 	return cfg.Check(ctx, tx)
 }
 
-// uncommitted judges err of a transaction whose COMMIT was not sent.
+// uncommitted judges the error of a transaction whose COMMIT was not sent, so its outcome is never unknown.
 func (cfg Config[T]) uncommitted(ctx context.Context, err error) error {
 	judged := Judge(ctx, err, cfg.Code)
 	if out, ok := judged.(*outcome); ok && out != err && out.verdict == unknown {
@@ -111,7 +111,7 @@ func (cfg Config[T]) uncommitted(ctx context.Context, err error) error {
 	return judged
 }
 
-// InTx runs attempts of fn under retry, unless it is nil.
+// InTx runs fn in a transaction. If retry is not nil, it wraps each attempt.
 func (cfg Config[T]) InTx(
 	ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
 	fn func(context.Context, T) error,
@@ -122,7 +122,7 @@ func (cfg Config[T]) InTx(
 	return err
 }
 
-// Value is InTx for an fn that returns a value; on error, the zero V.
+// Value is like InTx, for an fn that returns a value. If it returns an error, the value is the zero V.
 func Value[V any, T Tx](
 	ctx context.Context, cfg Config[T], retry func(func(context.Context) error) func(context.Context) error,
 	fn func(context.Context, T) (V, error),

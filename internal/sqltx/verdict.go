@@ -14,20 +14,19 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A verdict is what an error of a database says about the statement or the transaction, the
-// worst last.
+// A verdict is what an error means for the statement or the transaction. The worst verdict is the last one.
 type verdict uint8
 
 const (
-	none        verdict = iota // it is no error of a database
-	answered                   // the database is well, and its answer is no
-	again                      // it was rolled back in favor of another: begin it again
-	unavailable                // the database could not do it
-	interrupted                // it was ended: by the caller's ctx, or by a timeout of the server
-	unknown                    // it may have taken effect
+	none        verdict = iota // the error is not a database's
+	answered                   // the database works and has rejected the statement
+	again                      // the transaction was rolled back in favor of another one, and can be repeated
+	unavailable                // the database could not execute the statement
+	interrupted                // the caller's ctx, or a timeout of the server, has canceled the statement
+	unknown                    // the transaction may have taken effect
 )
 
-// An outcome is an error of a database with its verdict.
+// An outcome is a database's error with its verdict.
 type outcome struct {
 	err     error
 	verdict verdict
@@ -43,20 +42,20 @@ func (e *outcome) Error() string {
 func (e *outcome) Unwrap() error        { return e.err }
 func (e *outcome) Is(target error) bool { return e.verdict == unknown && target == ErrOutcomeUnknown }
 
-// Answered reports whether the database works. That another transaction was preferred is no
-// failure of it.
+// Answered reports whether the database works. A rollback in favor of another transaction is not a failure.
 func (e *outcome) Answered() bool { return e.verdict == answered || e.verdict == again }
 
-// Retryable reports whether the same may be done again: it has had no effect.
+// Retryable reports whether the transaction may be repeated, because it has had no effect.
 func (e *outcome) Retryable() bool { return e.verdict != answered && e.verdict != unknown }
 
-// Timeout reports whether the database, or the way to it, was too slow.
+// Timeout reports whether the database or the network was too slow.
 func (e *outcome) Timeout() bool { return e.verdict == interrupted || behavior.IsTimeout(e.err) }
 
 // ErrOutcomeUnknown is documented in package resiliencesql.
 var ErrOutcomeUnknown = errors.New("resiliencesql: the outcome is unknown")
 
-// Judge gives err its verdict, unless it has one, or a mark of fn's that says more.
+// Judge returns err with its verdict. It returns err unchanged if it has a verdict, is not a database's error, or
+// tells by a mark, such as Retryable, what fn's caller shall do.
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	if err == nil {
 		return nil
@@ -77,8 +76,8 @@ func Judge(ctx context.Context, err error, code func(error) string) error {
 	return &outcome{err, v}
 }
 
-// classify returns what err says, wherever in its chain it says so. A code of the database
-// counts before what the driver says of the connection.
+// classify returns the verdict of an error or of one in its chain. A code of the database takes precedence over an
+// error of the connection.
 func classify(err error, code func(error) string) verdict {
 	if code != nil {
 		if state := code(err); state != "" {
@@ -92,7 +91,7 @@ func classify(err error, code func(error) string) verdict {
 		return answered
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return none // the caller's, or that of a timeout: every policy knows it
+		return none // every policy recognizes the errors of a ctx
 	}
 	if errors.Is(err, driver.ErrBadConn) {
 		return unavailable
@@ -100,8 +99,7 @@ func classify(err error, code func(error) string) verdict {
 	return first(err, connectionVerdict)
 }
 
-// first returns the verdict of the outermost error that has one. Of joined errors the worst
-// counts.
+// first returns the verdict of the outermost error that has one. If errors are joined, it returns the worst verdict.
 func first(err error, judge func(error) verdict) verdict {
 	if err == nil {
 		return none
@@ -122,8 +120,8 @@ func first(err error, judge func(error) verdict) verdict {
 	return none
 }
 
-// codeVerdict knows the errors of the drivers by the packages of their types, as it imports none. What
-// an SQLSTATE is needs no package: nothing but a database has one.
+// codeVerdict recognizes the errors of drivers by the packages of their types, because it imports no driver. For an
+// SQLSTATE, it does not check the package: only databases have one.
 func codeVerdict(err error) verdict {
 	if state, routine := stateOf(err); state != "" {
 		return stateVerdict(state, routine)
@@ -138,8 +136,8 @@ func codeVerdict(err error) verdict {
 	return none
 }
 
-// stateOf returns the SQLSTATE of an error of pgx or lib/pq, and the function of PostgreSQL that
-// has raised it: one SQLSTATE may have several meanings.
+// stateOf returns the SQLSTATE of an error of pgx or lib/pq, and the function of PostgreSQL that has raised the error,
+// because an SQLSTATE may have several meanings.
 func stateOf(err error) (state, routine string) {
 	e, ok := err.(interface{ SQLState() string })
 	if !ok || e.SQLState() == "" {
@@ -153,7 +151,7 @@ func stateOf(err error) (state, routine string) {
 	return e.SQLState(), routine
 }
 
-// A numbered is a kind of database whose errors have numbers.
+// A numbered is a kind of database that numbers its errors.
 type numbered uint8
 
 const (
@@ -161,8 +159,8 @@ const (
 	isSQLite
 )
 
-// numberOf returns the number of an error of MySQL, MariaDB or SQLite, and 0 for other errors. Many
-// errors of applications have a Number or a Code, too: an HTTP status of 404 is no code of SQLite.
+// numberOf returns the number of an error of MySQL, MariaDB or SQLite, or 0 for other errors. It checks the package
+// of the error's type, because errors of applications also have a Number or a Code, for example an HTTP status.
 func numberOf(err error) (numbered, int) {
 	v := reflect.Indirect(reflect.ValueOf(err))
 	if v.Kind() != reflect.Struct {
@@ -189,7 +187,7 @@ func numberIn(pkg string, err error, v reflect.Value) (numbered, int) {
 	return 0, 0
 }
 
-// field returns a field of a struct, and not one of what it embeds, which may be nil.
+// field returns a field of a struct, except a field of an embedded struct, which may be a nil pointer.
 func field(v reflect.Value, name string) reflect.Value {
 	if f, ok := v.Type().FieldByName(name); ok && len(f.Index) == 1 {
 		return v.Field(f.Index[0])
@@ -197,7 +195,7 @@ func field(v reflect.Value, name string) reflect.Value {
 	return reflect.Value{}
 }
 
-// connectionVerdict is the verdict of an error by which a connection failed.
+// connectionVerdict returns the verdict of a connection's error.
 func connectionVerdict(err error) verdict {
 	switch e := err.(type) {
 	case interface{ SafeToRetry() bool }: // pgconn
@@ -215,7 +213,7 @@ func connectionVerdict(err error) verdict {
 		return unknown
 	}
 	if v := reflect.TypeOf(err); v.Kind() == reflect.Pointer && v.Elem().Name() == "ConnectError" {
-		return unavailable // pgconn's, whatever it wraps: there is no method that says so
+		return unavailable // pgconn's, which has no method to recognize it, whatever it wraps
 	}
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == net.ErrClosed {
 		return unknown
@@ -223,8 +221,8 @@ func connectionVerdict(err error) verdict {
 	return none
 }
 
-// stateVerdict is the verdict of an SQLSTATE, two characters of a class and three, which a routine of
-// PostgreSQL has raised.
+// stateVerdict returns the verdict of an SQLSTATE, whose first two characters are its class. routine is the function
+// of PostgreSQL that has raised the error.
 func stateVerdict(state, routine string) verdict {
 	if readerState(state, routine) {
 		return unavailable
@@ -237,7 +235,7 @@ func stateVerdict(state, routine string) verdict {
 	case "40P01", "55P03", // deadlock detected, lock not available
 		"26000": // a prepared statement that the session does not have (any more)
 		return again
-	case "0A000": // not supported, but for a prepared statement whose tables have changed
+	case "0A000": // not supported, or the tables of a prepared statement have changed
 		if routine == "RevalidateCachedQuery" {
 			return again
 		}
@@ -257,7 +255,7 @@ func stateVerdict(state, routine string) verdict {
 	return answered
 }
 
-// mysqlVerdict is the verdict of an error number of MySQL or MariaDB.
+// mysqlVerdict returns the verdict of an error number of MySQL or MariaDB.
 func mysqlVerdict(number int) verdict {
 	if readerNumber(number) {
 		return unavailable
@@ -292,7 +290,7 @@ func mysqlVerdict(number int) verdict {
 	return answered
 }
 
-// sqliteVerdict is the verdict of a result code of SQLite, whose low byte is the primary code.
+// sqliteVerdict returns the verdict of a result code of SQLite, whose low byte is the primary code.
 func sqliteVerdict(code int) verdict {
 	switch primary := code & 0xff; primary {
 	case 5, 6: // BUSY, BUSY_SNAPSHOT and their like; LOCKED
