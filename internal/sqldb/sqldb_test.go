@@ -21,7 +21,7 @@ func TestPrefixesOfTables(t *testing.T) {
 	}
 }
 
-func TestTextsHaveTheWordsOfTheDatabase(t *testing.T) {
+func TestTextsReplaceWords(t *testing.T) {
 	texts := sqldb.NewTexts("a_", true, "{now}", "now()", "{twice}", "{now}, {now}")
 	for range 2 {
 		require.Equal(t, "SELECT now(), now() FROM a_lease WHERE a = $1 AND b = $2", texts.Of("SELECT {twice} FROM {p}lease WHERE a = ? AND b = ?"))
@@ -33,7 +33,7 @@ func TestStatementsOfASchema(t *testing.T) {
 	require.Equal(t, []string{"A", "\nB"}, slices.Collect(sqldb.Statements("A;\nB;\n")))
 }
 
-func TestVersionThatIsNewerSaysWhichProgramsCanUseIt(t *testing.T) {
+func TestNewerVersionExcludesOldPrograms(t *testing.T) {
 	for found, ok := range map[[2]int]bool{
 		{3, 3}: true, {3, 1}: true, // its own
 		{4, 3}: true, {9, 1}: true, {4, 4}: false, // newer
@@ -80,7 +80,7 @@ func TestWriteRepeatsAStaleStatementOnce(t *testing.T) {
 	}
 }
 
-func TestServersThatAreNotSupported(t *testing.T) {
+func TestUnsupportedServers(t *testing.T) {
 	for version, kind := range map[string]string{
 		"8.0.11-TiDB-v7.5.1 TiDB Server (Apache License 2.0) Community Edition":                      "MySQL",
 		"8.0.30-Vitess Version: 19.0.0":                                                              "MySQL",

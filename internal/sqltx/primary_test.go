@@ -9,8 +9,8 @@ import (
 	"github.com/go-resilience/resilience/internal/sqltx/standby"
 )
 
-// TestBeginAnewIsOnThePrimary, if there is one. The first attempt asks nothing.
-func TestBeginAnewIsOnThePrimary(t *testing.T) {
+// TestBeginAnewFindsThePrimary, if there is one. The first attempt asks nothing.
+func TestBeginAnewFindsThePrimary(t *testing.T) {
 	for _, kind := range []string{"PostgreSQL", "MySQL"} {
 		servers := &standby.Servers{}
 		db := servers.Open(t, 3)
@@ -41,8 +41,8 @@ func TestBeginAnewIsOnThePrimary(t *testing.T) {
 	}
 }
 
-// TestBeginOfATransactionThatFails returns its connection.
-func TestBeginOfATransactionThatFails(t *testing.T) {
+// TestBeginFails returns its connection.
+func TestBeginFails(t *testing.T) {
 	servers := &standby.Servers{OnBegin: true}
 	servers.Demote()
 	db := servers.Open(t, 2)
@@ -51,8 +51,8 @@ func TestBeginOfATransactionThatFails(t *testing.T) {
 	require.Zero(t, db.Stats().InUse)
 }
 
-// TestPrimaryWithAPoolThatIsFull finds the primary behind the connections of others.
-func TestPrimaryWithAPoolThatIsFull(t *testing.T) {
+// TestPrimaryWithFullPool finds the primary behind the connections of others.
+func TestPrimaryWithFullPool(t *testing.T) {
 	servers := &standby.Servers{}
 	db := servers.Open(t, 2)
 	db.SetMaxOpenConns(2)
@@ -67,7 +67,7 @@ func TestPrimaryWithAPoolThatIsFull(t *testing.T) {
 	require.Equal(t, [2]int{1, 1}, servers.Conns(), "it serves reads")
 }
 
-func TestStaleIsSaidByTheErrorOfTheDatabase(t *testing.T) {
+func TestStale(t *testing.T) {
 	code := func(err error) string { return map[string]string{"A": "23505"}[err.Error()] }
 	for _, c := range []struct {
 		err  error

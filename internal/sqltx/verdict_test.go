@@ -53,8 +53,8 @@ func (e *modernError) Code() int     { return e.code }
 func (*embeds) Error() string        { return "" }
 func (*mysqlError) SQLState() string { return "" }
 
-// TestNumbersAreThoseOfDrivers: the package of the type says whose a number is.
-func TestNumbersAreThoseOfDrivers(t *testing.T) {
+// TestNumbersNeedDriverPackages: the package of the type says whose a number is.
+func TestNumbersNeedDriverPackages(t *testing.T) {
 	const mysql, mattn, modern, glebarez = "github.com/go-sql-driver/mysql", "github.com/mattn/go-sqlite3", "modernc.org/sqlite", "github.com/glebarez/go-sqlite"
 	for _, c := range []struct {
 		pkg    string
@@ -96,7 +96,7 @@ type raised struct{ Code, Routine string }
 func (e *raised) Error() string    { return e.Code }
 func (e *raised) SQLState() string { return e.Code }
 
-func TestReaderIsSaidByTheErrorOfTheDatabase(t *testing.T) {
+func TestReader(t *testing.T) {
 	code := func(err error) string { return map[string]string{"A": "25006", "B": "23505"}[err.Error()] }
 	for _, c := range []struct {
 		err  error

@@ -86,7 +86,7 @@ func (d *desk) ask(ctx context.Context, ids ...string) map[string]chan outcome {
 	return outcomes
 }
 
-func TestBatchOfCommitsThatWaitForTheLane(t *testing.T) {
+func TestBatchOfWaitingCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		outs := d.ask(t.Context(), "a", "b", "c", "d")
@@ -102,7 +102,7 @@ func TestBatchOfCommitsThatWaitForTheLane(t *testing.T) {
 	})
 }
 
-func TestBatchSkipsACommitThatGoesByItself(t *testing.T) {
+func TestSkippedCommitIsExecutedAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		d.skip = "c"
@@ -119,9 +119,9 @@ func TestBatchSkipsACommitThatGoesByItself(t *testing.T) {
 	})
 }
 
-// TestBatchThatFailsIsSettledOneByOne: it may have been written all the same, and has moved the fence
+// TestCommitsOfFailedBatchExecutedAlone: it may have been written all the same, and has moved the fence
 // then.
-func TestBatchThatFailsIsSettledOneByOne(t *testing.T) {
+func TestCommitsOfFailedBatchExecutedAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		d.fail = errors.New("connection reset")
@@ -137,7 +137,7 @@ func TestBatchThatFailsIsSettledOneByOne(t *testing.T) {
 	})
 }
 
-func TestBatchKeepsNobodyLongerThanItsContext(t *testing.T) {
+func TestWaitingCommitReturnsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		d.takes, d.sends = 5*time.Second, 5*time.Second
@@ -161,8 +161,8 @@ func TestBatchKeepsNobodyLongerThanItsContext(t *testing.T) {
 	})
 }
 
-// TestBatchPassesTheLaneOnThatNobodyTakes: its caller has left at the moment at which it got it.
-func TestBatchPassesTheLaneOnThatNobodyTakes(t *testing.T) {
+// TestLaneOfCanceledCommitIsPassedOn: its caller has left at the moment at which it got it.
+func TestLaneOfCanceledCommitIsPassedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 50 {
 			d := newDesk()
@@ -178,7 +178,7 @@ func TestBatchPassesTheLaneOnThatNobodyTakes(t *testing.T) {
 	})
 }
 
-func TestBatchTakesNoLongerThanTenSeconds(t *testing.T) {
+func TestBatchTimesOutAfterTenSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		d.sends = time.Hour // a connection that hangs
@@ -196,7 +196,7 @@ func TestBatchTakesNoLongerThanTenSeconds(t *testing.T) {
 	})
 }
 
-func TestBatchHasItsOwnDataWhenItsCallerLeaves(t *testing.T) {
+func TestBatchCopiesItsRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		outs := d.ask(t.Context(), "a")
@@ -211,8 +211,8 @@ func TestBatchHasItsOwnDataWhenItsCallerLeaves(t *testing.T) {
 	})
 }
 
-// TestBatchDoesNotWaitForACommitThatTakesLong: its row is locked, perhaps for minutes.
-func TestBatchDoesNotWaitForACommitThatTakesLong(t *testing.T) {
+// TestSlowCommitPassesItsLaneOn: its row is locked, perhaps for minutes.
+func TestSlowCommitPassesItsLaneOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		d.takes = time.Hour
@@ -227,7 +227,7 @@ func TestBatchDoesNotWaitForACommitThatTakesLong(t *testing.T) {
 	})
 }
 
-func TestBatchHasItsLimits(t *testing.T) {
+func TestBatchLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk()
 		outs := d.ask(t.Context(), "a")

@@ -24,7 +24,7 @@ import (
 // The statements themselves are tested on real databases, in
 // internal/integration/saga. The tests here need none.
 
-func TestNewNamesTheArgument(t *testing.T) {
+func TestNewPanicsForInvalidArguments(t *testing.T) {
 	panics := func(want string, c sqlstore.Config, db *sql.DB, dialect sqlstore.Dialect) {
 		t.Helper()
 		require.PanicsWithValue(t, want, func() { sqlstore.New(db, dialect, c) })
@@ -43,8 +43,8 @@ func TestNewNamesTheArgument(t *testing.T) {
 	require.Equal(t, "PostgreSQL MySQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.MySQL, " ", sqlstore.SQLite))
 }
 
-// TestMigrateRefusesSettingsThatLoseCommits: durability is never traded by default.
-func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
+// TestMigrateRefusesUnsafeSettings: durability is never traded by default.
+func TestMigrateRefusesUnsafeSettings(t *testing.T) {
 	for _, c := range []struct {
 		synchronous, busy int64
 		want              string
@@ -87,9 +87,9 @@ func TestMigrateRefusesOtherServers(t *testing.T) {
 	require.ErrorIs(t, st.Check(t.Context()), store.ErrNotMigrated)
 }
 
-// TestSchemaIsWrittenDown: testdata has the tables of each version, from which a program of a later one
+// TestSchemaMatchesTestdata: testdata has the tables of each version, from which a program of a later one
 // must be able to go on. A change of them is a new version, with a file of its own.
-func TestSchemaIsWrittenDown(t *testing.T) {
+func TestSchemaMatchesTestdata(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		want, err := os.ReadFile("testdata/1." + strings.ToLower(string(dialect)) + ".sql")
 		require.NoError(t, err)
@@ -97,8 +97,8 @@ func TestSchemaIsWrittenDown(t *testing.T) {
 	}
 }
 
-// TestPostgreSQLWritesInOneRoundTrip counts the round trips.
-func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
+// TestPostgreSQLCommitsInOneRoundTrip counts the round trips.
+func TestPostgreSQLCommitsInOneRoundTrip(t *testing.T) {
 	s := &script{answers: map[string][]driver.Value{"SHOW": {"read committed"}}}
 	st := newStore(t, s, sqlstore.PostgreSQL)
 	_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, 1)})
@@ -113,8 +113,8 @@ func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
 	}
 }
 
-// TestSQLiteWritesInOneTransaction: a fenced commit is rolled back.
-func TestSQLiteWritesInOneTransaction(t *testing.T) {
+// TestSQLiteCommitsInOneTransaction: a fenced commit is rolled back.
+func TestSQLiteCommitsInOneTransaction(t *testing.T) {
 	s := new(script)
 	st := newStore(t, s, sqlstore.SQLite)
 	_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]store.Entry, 1)})
@@ -124,9 +124,9 @@ func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
 }
 
-// TestSQLiteIsTheWriterBeforeItReads: a transaction that has read, while another process has
+// TestSQLiteLocksBeforeItReads: a transaction that has read, while another process has
 // written, cannot become the writer any more.
-func TestSQLiteIsTheWriterBeforeItReads(t *testing.T) {
+func TestSQLiteLocksBeforeItReads(t *testing.T) {
 	for name, call := range map[string]func(*sqlstore.Store) error{
 		"claim": func(st *sqlstore.Store) error {
 			_, err := st.Claim(t.Context(), store.ClaimRequest{Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
@@ -190,8 +190,8 @@ func TestDeadlockIsRepeated(t *testing.T) {
 	require.Equal(t, 1, commits)
 }
 
-// TestHeartbeatThatIsRepeatedFindsASagaOnce: MySQL has rolled the first try back.
-func TestHeartbeatThatIsRepeatedFindsASagaOnce(t *testing.T) {
+// TestRepeatedHeartbeatReturnsEachSagaOnce: MySQL has rolled the first try back.
+func TestRepeatedHeartbeatReturnsEachSagaOnce(t *testing.T) {
 	commits := 0
 	s := &script{
 		answers: map[string][]driver.Value{"SELECT id, epoch": {"a", int64(1), int64(0), ""}},
@@ -209,9 +209,9 @@ func TestHeartbeatThatIsRepeatedFindsASagaOnce(t *testing.T) {
 	require.Equal(t, 2, commits)
 }
 
-// TestSQLiteThatIsBusyIsAskedOnce: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
+// TestBusySQLiteIsNotRetried: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
 // the caller for ten times that.
-func TestSQLiteThatIsBusyIsAskedOnce(t *testing.T) {
+func TestBusySQLiteIsNotRetried(t *testing.T) {
 	commits := 0
 	s := &script{
 		answers:  map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
@@ -228,9 +228,9 @@ type sqlState string
 func (e sqlState) Error() string    { return "SQLSTATE " + string(e) }
 func (e sqlState) SQLState() string { return string(e) }
 
-// TestBatchThatIsRolledBackForgets: what a try has written that was rolled back is not reported as
+// TestRolledBackBatchHasNoReceipts: what a try has written that was rolled back is not reported as
 // written.
-func TestBatchThatIsRolledBackForgets(t *testing.T) {
+func TestRolledBackBatchHasNoReceipts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{answers: map[string][]driver.Value{
 			"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)},
@@ -259,9 +259,9 @@ func TestBatchThatIsRolledBackForgets(t *testing.T) {
 	})
 }
 
-// TestWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
+// TestWaitingWriterReturnsWithItsContext: neither next in turn nor behind that,
 // and the turn of the others comes all the same.
-func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
+func TestWaitingWriterReturnsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
 			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1), int64(0)}}, // is due
@@ -303,9 +303,9 @@ func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	})
 }
 
-// TestHeartbeatDoesNotQueue: it comes after one other at most, so that no lease
+// TestHeartbeatSkipsTheQueue: it comes after one other at most, so that no lease
 // is lost over how much there is to write.
-func TestHeartbeatDoesNotQueue(t *testing.T) {
+func TestHeartbeatSkipsTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
 		st := newStore(t, s, sqlstore.SQLite)
@@ -322,8 +322,8 @@ func TestHeartbeatDoesNotQueue(t *testing.T) {
 	})
 }
 
-// TestPoolerIsRecognized by what PostgreSQL says of statements of another session.
-func TestPoolerIsRecognized(t *testing.T) {
+// TestErrorsOfPoolersHaveAdvice by what PostgreSQL says of statements of another session.
+func TestErrorsOfPoolersHaveAdvice(t *testing.T) {
 	for state, want := range map[stateError]bool{"26000": true, "42P05": true, "42P01": false} {
 		_, err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Load(t.Context(), "a")
 		require.ErrorIs(t, err, state)
@@ -337,9 +337,9 @@ type stateError string
 func (e stateError) Error() string    { return "SQLSTATE " + string(e) }
 func (e stateError) SQLState() string { return string(e) }
 
-// TestCheckOfABusyDatabaseSaysNothingOfTheTables: a runner would end for good that begins while another process
+// TestCheckOfBusyDatabaseIsUndecided: a runner would end for good that begins while another process
 // has them locked.
-func TestCheckOfABusyDatabaseSaysNothingOfTheTables(t *testing.T) {
+func TestCheckOfBusyDatabaseIsUndecided(t *testing.T) {
 	for state, missing := range map[sqlState]bool{"42P01": true, "55P03": false, "40001": false} {
 		err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Check(t.Context())
 		require.ErrorIs(t, err, state)
@@ -347,8 +347,8 @@ func TestCheckOfABusyDatabaseSaysNothingOfTheTables(t *testing.T) {
 	}
 }
 
-// TestMigrateBesideAnother: another process has made the tables just after this one has missed them.
-func TestMigrateBesideAnother(t *testing.T) {
+// TestConcurrentMigrate: another process has made the tables just after this one has missed them.
+func TestConcurrentMigrate(t *testing.T) {
 	looks := 0
 	s := &script{answers: map[string][]driver.Value{"SELECT version, compatible": {int64(1), int64(1)}}}
 	s.onPrepare = func(_ context.Context, query string) error {
@@ -394,9 +394,9 @@ func TestErrorsNameTheMethod(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForTheStatementsOfAnother: while a MySQL hangs, a write takes no longer than
+// TestCallsDoNotWaitForOtherStatements: while a MySQL hangs, a write takes no longer than
 // its ctx, although another that came before it prepares the statements.
-func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
+func TestCallsDoNotWaitForOtherStatements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{onPrepare: func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }}
 		st := newStore(t, s, sqlstore.MySQL)
@@ -418,9 +418,9 @@ func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
 	})
 }
 
-// TestStatementsThatArePreparedStaySo: far from a MySQL, no single write has the time to
+// TestPreparedStatementsAreReused: far from a MySQL, no single write has the time to
 // prepare them all.
-func TestStatementsThatArePreparedStaySo(t *testing.T) {
+func TestPreparedStatementsAreReused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
 			answers:   map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
@@ -440,8 +440,8 @@ func TestStatementsThatArePreparedStaySo(t *testing.T) {
 	})
 }
 
-// TestListsOfAnyLengthAreOneText: the text of a statement is kept, and a limit may be what a client has asked for.
-func TestListsOfAnyLengthAreOneText(t *testing.T) {
+// TestSimilarListsShareStatements: the text of a statement is kept, and a limit may be what a client has asked for.
+func TestSimilarListsShareStatements(t *testing.T) {
 	s := new(script)
 	st := newStore(t, s, sqlstore.PostgreSQL)
 	var before, after runtime.MemStats
@@ -459,7 +459,7 @@ func TestListsOfAnyLengthAreOneText(t *testing.T) {
 	runtime.KeepAlive(st)
 }
 
-func TestRequestThatIsEmptySendsNothing(t *testing.T) {
+func TestEmptyRequestsSendNothing(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		s := new(script)
 		st := newStore(t, s, dialect)
