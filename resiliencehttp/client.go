@@ -57,7 +57,7 @@ type ClientConfig struct {
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after 25
-	// consecutive failures, or if at least half of at least 20 requests within 10 seconds have failed. It stays open
+	// consecutive failures, or if at least half of at least 20 requests within 5 seconds have failed. It stays open
 	// for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about
 	// one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout, AttemptTimeout
 	// and 30 seconds.
@@ -72,7 +72,7 @@ type ClientConfig struct {
 
 	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been read. The
 	// default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a slot, each for up to
-	// 1 second. If a host can process fewer than 100 requests concurrently, requests queue in the host. Then use a
+	// 3 seconds. If a host can process fewer than 100 requests concurrently, requests queue in the host. Then use a
 	// group of bulkheads of package bulkhead/adaptive, which determine the limit of each host.
 	Bulkhead resilience.Middleware
 
@@ -110,8 +110,10 @@ const (
 	defaultSilence  = 10 * time.Second       // for ResponseHeaderTimeout and Idle
 	defaultPatience = 900 * time.Millisecond // same as the default of package breaker
 	defaultFailures = 25                     // a restart of 200ms fails about 20 at 50 requests per second
+	defaultWindow   = 5 * time.Second        // if longer, a host that fails half of the time opens the breaker late
 	defaultLimit    = 100
-	defaultAttempts = 4 // enough, with their delays, to outlast a restart of 200ms
+	defaultMaxWait  = 3 * time.Second // outlasts most of a server's slow 10s for patient callers
+	defaultAttempts = 4               // enough, with their delays, to outlast a restart of 200ms
 
 	defaultOpenFor    = 900 * time.Millisecond // the breaker adds up to a tenth
 	defaultRetryAfter = 30 * time.Second
@@ -298,7 +300,7 @@ func (c ClientConfig) newBreaker(string) *breaker.Breaker {
 		ConsecutiveFailures: defaultFailures,
 		FailureRate:         0.5,
 		MinCalls:            20,
-		Window:              10 * time.Second,
+		Window:              defaultWindow,
 		Patience:            c.patience(),
 		OpenFor:             defaultOpenFor,
 		ProbeTimeout:        c.answersWithin(),
@@ -308,7 +310,7 @@ func (c ClientConfig) newBreaker(string) *breaker.Breaker {
 
 // newBulkhead returns the default bulkhead of a host.
 func (c ClientConfig) newBulkhead(string) *bulkhead.Bulkhead {
-	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: time.Second})
+	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: defaultMaxWait})
 }
 
 // patience returns the Patience of a default breaker. If attempts are limited to 500ms, for example, callers may have

@@ -200,12 +200,12 @@ func TestClientHasItsDefaults(t *testing.T) {
 	}
 	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.retrier("a").Config().Budget.Config())
 	circuit := c.circuit()
-	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
+	require.Equal(t, []any{0.5, 20, 5 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []time.Duration{900 * time.Millisecond, 900 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		[]time.Duration{circuit.OpenFor, circuit.MaxOpenFor, circuit.ProbeTimeout, circuit.MaxRetryAfter})
 	require.Equal(t, 900*time.Millisecond, circuit.Patience)
 	slots := c.slots.Describe().Config().(bulkhead.Config)
-	require.Equal(t, []any{100, 1000, time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
+	require.Equal(t, []any{100, 1000, 3 * time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
 
 	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
 	require.Equal(t, 90*time.Millisecond, c.circuit().Patience, "less than an attempt may take")

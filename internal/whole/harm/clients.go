@@ -48,7 +48,7 @@ func newClient(base http.RoundTripper, cfg Config, c resiliencehttp.ClientConfig
 		c.Hedge = hedge.New[*http.Response](hedge.Config{Delay: cfg.HedgeAfter, Ratio: 0.1})
 	}
 	if cfg.Slots > 0 && c.Bulkhead == nil {
-		c.Bulkhead = bulkhead.New(bulkhead.Config{Limit: cfg.Slots, MaxWait: time.Second}).Wrap
+		c.Bulkhead = bulkhead.New(bulkhead.Config{Limit: cfg.Slots, MaxWait: 3 * time.Second}).Wrap
 	}
 	return resiliencehttp.NewClient(c)
 }

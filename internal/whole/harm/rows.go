@@ -150,16 +150,18 @@ func twoAddresses() []Row {
 func unavailable() (rows []Row) {
 	for _, v := range []struct {
 		percent int
+		length  time.Duration
 		must    Must
 	}{
-		{1, Must{}},
-		{20, Must{}},
-		{50, Must{LoadOnly: true, SendFewer: 20}}, // a rate needs 20 calls within the breaker's window
-		{100, Must{SendFewer: 1}},
+		{1, 15 * s, Must{}},
+		{20, 15 * s, Must{}},
+		// A rate needs 20 calls within the breaker's window. At half, chance decides when.
+		{50, 30 * s, Must{LoadOnly: true, SendFewer: 20}},
+		{100, 15 * s, Must{SendFewer: 1}},
 	} {
 		rows = append(rows, Row{
 			ID: fmt.Sprintf("8/%d", v.percent), Name: fmt.Sprintf("%d%% of answers are 503", v.percent),
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 100,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: v.length, MinCalls: 100,
 			Server: Share(float64(v.percent)/100, Unavailable, Takes(50*ms)), Must: v.must,
 		})
 	}
@@ -286,7 +288,7 @@ func streams() []Row {
 		row("503", "20% of answers are 503", 20, Share(0.2, Unavailable, whole.Serve), Must{NoRefusal: true}),
 		row("cut-2%", "2% are cut", 20, Share(0.02, broken.Serve, whole.Serve), Must{}),
 		cutOnce,
-		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: 1}),
+		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: 6}), // at one a second, too few are cut
 	}
 }
 
