@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 
+	"github.com/digitalocean/godo"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -87,4 +88,35 @@ func Example_otelhttp() {
 	// attempt Error
 	// attempt Unset
 	// request Unset
+}
+
+// An SDK takes an http.Client. The transport retries the request whose first response is 503. The SDK must not retry
+// too; godo does so only with godo.WithRetryAndBackoffs.
+func Example_sdk() {
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"droplet": {"id": 7, "name": %q}}`, r.URL.Path)
+	}))
+	defer server.Close()
+
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "droplets"})
+	client, err := godo.New(&http.Client{Transport: transport}, godo.SetBaseURL(server.URL))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	droplet, resp, err := client.Droplets.Get(context.Background(), 7)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(resp.Status, droplet.Name)
+	fmt.Println(requests.Load(), "requests")
+	// Output:
+	// 200 OK /v2/droplets/7
+	// 2 requests
 }
