@@ -7,8 +7,8 @@ import (
 )
 
 // A Store keeps leases. [NewMemory] keeps them in the process, package sqllease in PostgreSQL, MySQL, MariaDB or
-// SQLite, package redislease in Redis, and the module resilienceetcd in etcd. Package storetest tests other
-// implementations:
+// SQLite, package redislease in Redis, and the modules resiliencek8s and resilienceetcd in Kubernetes and etcd. Package
+// storetest tests other implementations:
 //
 //	var _ lease.Store = (*Store)(nil)
 //

@@ -1,0 +1,327 @@
+// Package resiliencek8s provides a [lease.Store] in Kubernetes 1.14 or later, through k8s.io/client-go: an election
+// without a database. Each lease is an object of kind Lease (coordination.k8s.io/v1).
+//
+//	cfg, err := rest.InClusterConfig()
+//	...
+//	cfg.NextProtos = []string{"http/1.1"} // see "Connections"
+//	client, err := coordinationv1.NewForConfig(cfg) // of k8s.io/client-go/kubernetes/typed/coordination/v1
+//	...
+//	store := resiliencek8s.New(client.Leases(namespace))
+//	billing := lease.New(store, lease.Config{Name: "billing", Poll: 3 * time.Second})
+//	err = billing.Loop(ctx, func(ctx context.Context, term lease.Term) error { // while this process leads
+//		...
+//	})
+//
+// The program's service account needs three verbs. With resourceNames, get and update can be limited to some leases. If
+// an administrator creates the objects, with an empty spec, the program does not need create:
+//
+//	apiVersion: rbac.authorization.k8s.io/v1
+//	kind: Role
+//	metadata: {name: leases}
+//	rules:
+//	- apiGroups: [coordination.k8s.io]
+//	  resources: [leases]
+//	  verbs: [get, create, update]
+//
+// # Objects
+//
+// The object of the lease "billing" is lease/billing. A name that is not a lower-case DNS subdomain, such as "Billing",
+// is replaced by "sha256-" and its hash; the annotation resiliencek8s/name has the name. kubectl get lease shows the
+// holder. The spec has the holder, the TTL, the times of the election and of the last renewal by the leader's clock,
+// and the number of elections. No decision depends on these times.
+//
+// The epoch, which has 64 bits, the term's token and the last run of Every are annotations. To end a term by hand,
+// delete the annotation resiliencek8s/token:
+//
+//	kubectl annotate lease billing resiliencek8s/token-
+//
+// The leader then learns at its next renewal, within a third of the TTL, that its term is over, and another process
+// may lead in the meantime, with a greater epoch. To delete the object has the same effect, and it loses the last run.
+// Objects are never deleted by a Store, so names should not be taken from requests.
+//
+// # Time
+//
+// The API server reports no time. As with client-go's leaderelection, a lease has ended if a process has seen no write
+// of it for its TTL. A process that has just started therefore waits for a TTL before it takes the lease of a leader
+// that has died, and until then its [lease.Candidate.Status] reports that the lease is held. A released lease is free
+// immediately. Create one Store per process. A TTL is rounded up to whole seconds.
+//
+// Kubernetes has no transactions, so [lease.Term.Fence] returns [lease.ErrNoFence]. An epoch that a leader stores in
+// the object that it updates is a fence: a leader reads the object, stops if it has a greater epoch, and updates it
+// with the resourceVersion that it has read. The example shows this.
+//
+// # Cost
+//
+// A leader sends one request, an update, every third of the TTL: 12 a minute by default. A waiting candidate sends one
+// request, a get, every Poll of [lease.Config], and some more at an election. With a Poll of 3 seconds, that is 19 a
+// minute, as many as client-go's leaderelection sends while it waits; while it leads, it sends 29 a minute.
+//
+// # Connections
+//
+// While the API server cannot be reached, the leader's term ends in time, and no process leads. HTTP/2 sends all
+// requests on one connection. If it is half open, client-go finds out after 45 seconds, which costs a term of the
+// default TTL. With HTTP/1.1, as above, a request that times out closes its connection, and the next one is in time: a
+// Candidate gives the first renewal an eighth of the TTL, and the next ones a quarter. A client of its own keeps other
+// requests of the program from delaying renewals: by default, a client of client-go sends 5 requests a second.
+//
+// # Errors
+//
+// Errors of the API server are wrapped: errors.IsForbidden of k8s.io/apimachinery/pkg/api/errors reports missing
+// rights. A namespace that does not exist is IsNotFound. An object that another program uses as a Lease, such as
+// client-go's leaderelection, is not changed: the error says that it has a holder and no epoch.
+package resiliencek8s
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	"github.com/go-resilience/resilience/lease"
+)
+
+// A Store is a [lease.Store] in the Lease objects of a namespace. It is safe for concurrent use.
+type Store struct {
+	leases client.LeaseInterface
+
+	mu    sync.Mutex
+	known map[string]version // the last one that was read or written, by the name of the lease
+}
+
+var _ lease.Store = (*Store)(nil)
+
+// New returns a Store. It does not use the client. New panics if leases is nil.
+func New(leases client.LeaseInterface) *Store {
+	if leases == nil {
+		panic("resiliencek8s: the LeaseInterface is nil: must be set")
+	}
+	return &Store{leases: leases, known: make(map[string]version)}
+}
+
+// A version is a version of an object.
+type version struct {
+	lease.Record
+	object *coordination.Lease // as the API server returned it, and not changed afterwards; nil if there is none
+	runID  string              // the call that recorded LastRun
+	seen   time.Time           // when this process first saw the version
+}
+
+// Keys of annotations.
+const (
+	tokenKey = "resiliencek8s/token"
+	epochKey = "resiliencek8s/epoch"
+	runKey   = "resiliencek8s/run"
+	runIDKey = "resiliencek8s/run-id"
+	nameKey  = "resiliencek8s/name"
+)
+
+// objectName returns the name of a lease's object.
+func objectName(name string) string {
+	if len(validation.IsDNS1123Subdomain(name)) == 0 && !strings.HasPrefix(name, "sha256-") {
+		return name
+	}
+	return fmt.Sprintf("sha256-%x", sha256.Sum256([]byte(name)))
+}
+
+// parse returns the version of an object that is seen now.
+func parse(name string, object *coordination.Lease) (v version, err error) {
+	a := object.Annotations
+	number := func(key string) (n int64) {
+		if a[key] != "" && err == nil {
+			if n, err = strconv.ParseInt(a[key], 10, 64); err != nil {
+				err = fmt.Errorf("the annotation %s of lease/%s: %w", key, object.Name, err)
+			}
+		}
+		return n
+	}
+	v = version{object: object, runID: a[runIDKey], seen: time.Now(), Record: lease.Record{
+		Name: name, Token: a[tokenKey], Epoch: number(epochKey), LastRun: number(runKey),
+	}}
+	if holder := object.Spec.HolderIdentity; holder != nil && *holder != "" {
+		if a[epochKey] == "" && err == nil {
+			err = fmt.Errorf("lease/%s belongs to another program: it has the holder %q and no epoch", object.Name, *holder)
+		}
+		if v.Token != "" {
+			v.Holder = *holder
+		}
+	}
+	return v, err
+}
+
+// measured returns v with the time that is left of its term.
+func (v version) measured() version {
+	if v.object != nil && v.object.Spec.LeaseDurationSeconds != nil && v.Token != "" {
+		ttl := time.Duration(*v.object.Spec.LeaseDurationSeconds) * time.Second
+		v.Left = max(time.Until(v.seen.Add(ttl)), 0)
+	}
+	return v
+}
+
+// learn returns the version of an object that the API server has returned. If this process has seen the version before,
+// the term is measured from then on.
+func (s *Store) learn(name string, object *coordination.Lease) (version, error) {
+	v, err := parse(name, object)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, ok := s.known[name]
+	switch {
+	case err != nil || v.Token == "":
+		delete(s.known, name) // so that only leases that are held take memory
+	case ok && last.object.ResourceVersion == object.ResourceVersion:
+		v = last
+	default:
+		s.known[name] = v
+	}
+	return v.measured(), err
+}
+
+func (s *Store) read(ctx context.Context, name string) (version, error) {
+	object, err := s.leases.Get(ctx, objectName(name), meta.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return version{Record: lease.Record{Name: name}}, nil
+	}
+	if err != nil {
+		return version{}, err
+	}
+	return s.learn(name, object)
+}
+
+// write replaces the version by next, with a new TTL unless ttl is 0. conflict reports that another process has
+// changed, created or deleted the object.
+func (s *Store) write(
+	ctx context.Context, v, next version, ttl time.Duration,
+) (written lease.Record, conflict bool, err error) {
+	object := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Name: objectName(v.Name)}}
+	if v.object != nil {
+		object = v.object.DeepCopy()
+	}
+	if object.Annotations == nil {
+		object.Annotations = make(map[string]string)
+	}
+	object.Annotations[epochKey] = strconv.FormatInt(next.Epoch, 10)
+	object.Annotations[tokenKey] = next.Token
+	if next.LastRun != 0 {
+		object.Annotations[runKey], object.Annotations[runIDKey] = strconv.FormatInt(next.LastRun, 10), next.runID
+	}
+	if object.Name != v.Name {
+		object.Annotations[nameKey] = v.Name
+	}
+	spec, now := &object.Spec, meta.NowMicro()
+	spec.RenewTime, spec.HolderIdentity = &now, &next.Holder
+	if ttl > 0 {
+		spec.LeaseDurationSeconds = new(int32(min((ttl-1)/time.Second+1, math.MaxInt32)))
+	}
+	if next.Epoch != v.Epoch {
+		spec.AcquireTime = &now
+		transitions := int32(-1) // the first term is no transition
+		if spec.LeaseTransitions != nil {
+			transitions = *spec.LeaseTransitions
+		}
+		spec.LeaseTransitions = new(min(transitions, math.MaxInt32-1) + 1)
+	}
+	if v.object == nil {
+		object, err = s.leases.Create(ctx, object, meta.CreateOptions{})
+	} else {
+		object, err = s.leases.Update(ctx, object, meta.UpdateOptions{})
+	}
+	if err != nil {
+		gone := apierrors.IsNotFound(err) && v.object != nil
+		return next.Record, gone || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err), err
+	}
+	next, err = s.learn(v.Name, object)
+	return next.Record, false, err
+}
+
+// change reads the lease and writes what decide makes of it, until no other process has changed it in between. If
+// decide returns false, change writes nothing and returns decide's error.
+func (s *Store) change(
+	ctx context.Context, method, name string, ttl time.Duration, decide func(*version) (bool, error),
+) (lease.Record, error) {
+	s.mu.Lock()
+	v, known := s.known[name]
+	s.mu.Unlock()
+	for ; ; known = false {
+		var err error
+		if !known {
+			v, err = s.read(ctx, name)
+		}
+		if err != nil {
+			return v.Record, wrap(method, err)
+		}
+		next := v.measured()
+		write, err := decide(&next)
+		if known && !write {
+			continue // the API server may have a later version
+		}
+		if !write {
+			return next.Record, err
+		}
+		if written, conflict, err := s.write(ctx, v, next, ttl); !conflict {
+			return written, wrap(method, err)
+		}
+	}
+}
+
+// Acquire implements [lease.Store].
+func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	return s.change(ctx, "acquire", req.Name, req.TTL, func(v *version) (bool, error) {
+		if !v.Held() {
+			// The time makes epochs grow if the object was deleted.
+			v.Token, v.Holder, v.Epoch = req.Token, req.Holder, max(v.Epoch+1, time.Now().UnixMicro())
+		}
+		return v.Token == req.Token, nil
+	})
+}
+
+// Renew implements [lease.Store].
+func (s *Store) Renew(ctx context.Context, req lease.Request) error {
+	id := rand.Text()
+	_, err := s.change(ctx, "renew", req.Name, req.TTL, func(v *version) (bool, error) {
+		switch {
+		case v.Token != req.Token:
+			return false, lease.ErrLost
+		case req.Run != 0 && v.runID == id: // by a request that client-go has repeated
+			return false, nil
+		case req.Run != 0 && req.Run <= v.LastRun:
+			return false, lease.ErrRunTaken
+		case req.Run != 0:
+			v.LastRun, v.runID = req.Run, id
+		}
+		return true, nil
+	})
+	return err
+}
+
+// Release implements [lease.Store].
+func (s *Store) Release(ctx context.Context, name, token string) error {
+	_, err := s.change(ctx, "release", name, 0, func(v *version) (bool, error) {
+		owns := v.Token == token
+		v.Token, v.Holder = "", ""
+		return owns, nil
+	})
+	return err
+}
+
+// Load implements [lease.Store].
+func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
+	v, err := s.read(ctx, name)
+	return v.Record, wrap("load", err)
+}
+
+func wrap(method string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("resiliencek8s: %s: %w", method, err)
+}
