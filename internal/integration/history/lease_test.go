@@ -21,15 +21,18 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/internal/integration/services/etcd"
+	"github.com/go-resilience/resilience/internal/integration/services/kube"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/resilienceetcd"
+	"github.com/go-resilience/resilience/resiliencek8s"
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 // A lease is the current epoch, which grows. A term holds, and a transaction that it has fenced is committed, only
-// while its epoch is the current one and was not resigned. In Redis, which has no fence, terms do not overlap.
+// while its epoch is the current one and was not resigned. In Redis and Kubernetes, which have no fence, terms do not
+// overlap.
 func TestLease(t *testing.T) { search(t, &leaseTarget) }
 
 var leaseTarget = target{
@@ -37,7 +40,7 @@ var leaseTarget = target{
 }
 
 type leasePlan struct {
-	Driver string // of database/sql, redis or etcd
+	Driver string // of database/sql, redis, etcd or kubernetes
 	Addr   string // the server, for etcd
 	TTL    time.Duration
 	Work   time.Duration // between two acts of a leader, at most
@@ -46,9 +49,12 @@ type leasePlan struct {
 func leaseBegin(r *run) {
 	rng := r.rng
 	p := leasePlan{
-		Driver: []string{"pgx", "mysql", "sqlite", "redis", "etcd"}[rng.IntN(5)],
+		Driver: []string{"pgx", "mysql", "sqlite", "redis", "etcd", "kubernetes"}[rng.IntN(6)],
 		TTL:    time.Duration([]int{200, 400}[rng.IntN(2)]) * time.Millisecond,
 		Work:   time.Duration([]int{2, 20, 60}[rng.IntN(3)]) * time.Millisecond,
+	}
+	if p.Driver == "kubernetes" {
+		p.TTL = time.Second // the least one: others wait for whole seconds
 	}
 	r.calm = []time.Duration{p.TTL, 3 * p.TTL}[rng.IntN(2)]
 	var proxies []*faultproxy.Proxy
@@ -69,6 +75,17 @@ func leaseBegin(r *run) {
 			cluster.Pause()
 			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
 			cluster.Resume()
+		}})
+	case "kubernetes":
+		server := kube.New(r)
+		for range 3 {
+			proxies = append(proxies, faultproxy.New(r, server.Addr))
+			r.start(proxies[len(proxies)-1].Addr())
+		}
+		servers = append(servers, trouble{"API server stopped", func(rng *rand.Rand) {
+			server.Pause()
+			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
+			server.Resume()
 		}})
 	case "redis":
 		server := services.NewRedis(r)
@@ -122,7 +139,7 @@ type leaseProcess struct {
 	*worker
 	*journal[leaseOp]
 	store lease.Store
-	db    *sql.DB          // nil: Redis or etcd
+	db    *sql.DB          // nil: Redis, etcd or Kubernetes
 	etcd  *clientv3.Client // nil: another driver
 }
 
@@ -138,6 +155,8 @@ func leaseWorker(ctx context.Context, w *worker) {
 			panic(err)
 		}
 		p.etcd, p.store = client, resilienceetcd.New(client, resilienceetcd.Config{})
+	case "kubernetes":
+		p.store = resiliencek8s.New(kube.Leases(w.Addr))
 	case "redis":
 		client := redis.NewClient(&redis.Options{
 			Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.TTL / 3,

@@ -48,6 +48,13 @@ func TestChaosOfEtcd(t *testing.T) {
 	newChaos(t, newEtcdDatabase(t), "").run()
 }
 
+// TestChaosOfKubernetes is TestChaos with an API server that is stopped, too, and with an object that has the epoch of
+// its last write in place of the fence. No epoch is of two terms.
+func TestChaosOfKubernetes(t *testing.T) {
+	t.Parallel()
+	newChaos(t, newKubernetesDatabase(t), "").run()
+}
+
 // TestChaosOfClocks has the clock of the store be set, forward and back, beside the kills and stops.
 // Set forward, it ends leases whose leaders do not know yet: what holds are fences and epochs.
 func TestChaosOfClocks(t *testing.T) {
@@ -103,7 +110,7 @@ var zones = []struct{ name, offset string }{
 
 func newChaos(t *testing.T, d database, m mutant) *chaos {
 	c := &chaos{t: t, d: d, kept: newLedger(t, d), ttl: 500 * time.Millisecond, mode: m, done: make(map[string]int)}
-	if d.Driver == "sqlite" || d.Driver == "etcd" {
+	if d.Driver == "sqlite" || d.Driver == "etcd" || d.Driver == "kubernetes" {
 		c.ttl = time.Second // one writer, perhaps a slow one; whole seconds
 	}
 	for i, zone := range zones {
@@ -160,7 +167,7 @@ func proxied(t testing.TB, d database) (database, *faultproxy.Proxy) {
 		cfg.Addr = p.Addr()
 		d.DSN = cfg.FormatDSN()
 		return d, p
-	case "redis", "etcd":
+	case "redis", "etcd", "kubernetes":
 		p := faultproxy.New(t, d.DSN)
 		d.DSN = p.Addr()
 		return d, p
@@ -275,7 +282,7 @@ func (c *chaos) hang(p *process) {
 	p.proxy.Heal()
 }
 
-// endConns ends about half of the database's connections, or stops Redis or etcd for a while.
+// endConns ends about half of the database's connections, or stops Redis, etcd or Kubernetes for a while.
 func (c *chaos) endConns(*process) { c.done[c.kept.endConns(c.ttl)]++ }
 
 // setClock sets the clock of the store, for the lease, by up to two TTLs.

@@ -26,10 +26,10 @@ import (
 
 // A database belongs to one test. Other processes can open it.
 type database struct {
-	Driver string // pgx, mysql, sqlite, redis or etcd
-	DSN    string // the address, for Redis and etcd
+	Driver string // pgx, mysql, sqlite, redis, etcd or kubernetes
+	DSN    string // the address, for Redis, etcd and Kubernetes
 
-	server server // of Redis and etcd, which run for one test
+	server server // of those three, which run for one test
 }
 
 // A server is one or more processes that a test can stop.

@@ -16,8 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services/etcd"
+	"github.com/go-resilience/resilience/internal/integration/services/kube"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/resiliencek8s"
 )
 
 var (
@@ -38,6 +40,11 @@ func TestFailover(t *testing.T) {
 		t.Parallel()
 		d := newEtcdDatabase(t)
 		failover(t, d, etcdStore(etcd.Client(t, d.DSN)))
+	})
+	t.Run("kubernetes", func(t *testing.T) {
+		t.Parallel()
+		d := newKubernetesDatabase(t)
+		failover(t, d, resiliencek8s.New(kube.Leases(d.DSN)))
 	})
 }
 

@@ -61,6 +61,7 @@ func TestJobOfFiveProcesses(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) { t.Parallel(); newLedger(t, d); runJob(t, d) })
 	t.Run("redis", func(t *testing.T) { t.Parallel(); runJob(t, newRedisDatabase(t)) })
 	t.Run("etcd", func(t *testing.T) { t.Parallel(); runJob(t, newEtcdDatabase(t)) })
+	t.Run("kubernetes", func(t *testing.T) { t.Parallel(); runJob(t, newKubernetesDatabase(t)) })
 }
 
 func runJob(t *testing.T, d database) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/internal/integration/services/etcd"
+	"github.com/go-resilience/resilience/internal/integration/services/kube"
 )
 
 // A ledger is what the leaders of a chaos have written, beside their lease.
@@ -32,6 +33,8 @@ func newLedger(t *testing.T, d database) ledger {
 		return &redisLedger{t, redisClient(t, d.DSN), d.server}
 	case "etcd":
 		return &etcdLedger{t, etcd.Client(t, d.DSN), d.server}
+	case "kubernetes":
+		return &kubernetesLedger{t, kube.Leases(d.DSN), d.server}
 	}
 	l := &sqlLedger{t, d, d.open(t)}
 	_, err := d.store(t.Context(), l.db)

@@ -85,6 +85,8 @@ func (w *worker) run(ctx context.Context) {
 		w.inRedis()
 	case w.Database.Driver == "etcd":
 		w.inEtcd()
+	case w.Database.Driver == "kubernetes":
+		w.inKubernetes()
 	case !w.inDatabase(ctx):
 		return
 	}
