@@ -10,7 +10,7 @@ SOAK        ?= 60s
 PKG         ?= breaker
 VERSION     ?= v0.1.0
 
-.PHONY: help test race lint tidy bench fuzz integration mutants soak histories harm prove release-check examples ci
+.PHONY: help test race lint tidy bench fuzz integration mutants soak histories engines harm prove release-check examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -78,6 +78,15 @@ soak: ## a program with every pattern through every fault, for SOAK
 histories: FOR ?= 60s
 histories: ## what processes did to real servers, for FOR, judged by models; and mutants of the library that the models must find
 	cd internal/integration && $(GO) test -count=1 -timeout 60m -v ./history -history.for $(FOR) -history.mutants
+
+# Servers that take long to build, and that .ci/run therefore simulates. kube-apiserver is 2,000 packages: 20 minutes of
+# one CPU the first time. REAL has the tests that run against it.
+engines: REAL ?= Kubernetes|Failover/kubernetes|JobOfFiveProcesses/kubernetes
+engines: APISERVER := $(CURDIR)/internal/engines/bin/kube-apiserver
+engines: ## elections on a real kube-apiserver, and the requests of client-go's leaderelection beside them
+	cd internal/engines/kubeapiserver && GOWORK=off $(GO) build -o $(APISERVER) .
+	cd internal/engines/leaderelection && GOWORK=off $(GO) test -count=1 -v .
+	cd internal/integration && KUBE_APISERVER=$(APISERVER) $(GO) test -count=1 -parallel 2 -timeout 20m -v -run '$(REAL)' ./lease
 
 harm: ## clients under faults, at all rates; planted mistakes; the table "Under faults" of docs/BENCHMARKS.md
 	$(GO) test -count=1 -run '^TestPlantedHarms$$' ./internal/whole/harm -planted
