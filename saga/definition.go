@@ -326,6 +326,29 @@ func (p *program) encodeNew(s any) ([]byte, error) {
 	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
 }
 
+// encodeFrom encodes a state that was decoded from was, possibly by another build of the program. With the default
+// Codec, the fields of was that this program does not know are kept.
+func (p *program) encodeFrom(s any, was []byte) ([]byte, error) {
+	data, err := p.encode(s)
+	if err != nil {
+		return nil, err
+	}
+	return p.keepUnknown(data, was), nil
+}
+
+// keepUnknown returns data, an encoded state, with those fields of was that this program does not know.
+func (p *program) keepUnknown(data, was []byte) []byte {
+	if !p.isJSON || bytes.Equal(data, was) {
+		return data
+	}
+	known := json.NewDecoder(bytes.NewReader(was))
+	known.DisallowUnknownFields()
+	if known.Decode(reflect.New(p.state).Interface()) == nil {
+		return data
+	}
+	return keepUnknown(p.state, data, was)
+}
+
 // hasAwait reports whether a step awaits the signal.
 func (p *program) hasAwait(signal string) bool {
 	return slices.ContainsFunc(p.steps, func(st step) bool { return st.await == signal })
@@ -351,7 +374,18 @@ func (p *program) merge(state, base, changed []byte) ([]byte, error) {
 		return nil, err
 	}
 	data, err := p.encode(states[0])
-	return data, Permanent(err)
+	if err != nil {
+		return nil, Permanent(err)
+	}
+	// The attempt may have run in a process that knows more fields than this one.
+	ours, was, theirs := p.keepUnknown(data, state), p.keepUnknown(data, base), p.keepUnknown(data, changed)
+	switch {
+	case bytes.Equal(was, theirs):
+		return ours, nil
+	case bytes.Equal(was, ours), bytes.Equal(theirs, ours):
+		return theirs, nil
+	}
+	return nil, errors.New("saga: two steps that run in parallel have both changed fields that this program does not know")
 }
 
 // tenantOf returns the tenant of a new saga with an encoded state.

@@ -106,7 +106,7 @@ func (t *attempt) settle(err error, panicked any) error {
 // keep encodes the state, if it has changed. If it does not encode, the attempt has failed for good.
 func (t *attempt) keep(err error) error {
 	var data []byte
-	encoding := t.guard(func() (err error) { data, err = t.p.encode(t.s); return err })
+	encoding := t.guard(func() (err error) { data, err = t.p.encodeFrom(t.s, t.State); return err })
 	switch {
 	case encoding != nil && err != nil:
 		return fmt.Errorf("%w; %w", err, Permanent(encoding))

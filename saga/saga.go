@@ -70,18 +70,26 @@ const (
 // A Saga is a definition. S is the state that its steps share. A Saga must not change once it is in use.
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8
-	// Version is increased when the steps change, or when other steps run in parallel. It must be 0 or more. While
-	// there are sagas of the old version, pass that to [Register] too.
+	// Version identifies the steps and the state. It must be 0 or more. It increases when a step is added, removed,
+	// renamed or moved, when other steps run in parallel, or when another step is the pivot. It also increases when a
+	// field of the state is renamed, gets another type or another meaning. While there are sagas of the old version,
+	// pass that to [Register] too.
+	//
+	// A new field needs no new version: processes of an older build, which do not know the field, keep its value if the
+	// Codec is nil. They do so in nested structs, maps and slices, but not in types with an UnmarshalJSON, nor in an
+	// element of a slice that a step both changes and moves. Sagas that began before have the zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
 	// Timeout is the time that the saga may take until its pivot, or without a pivot its last step, is done. After
 	// that time the saga turns back. Zero means no limit.
 	Timeout time.Duration
-	// Codec encodes the state. Nil means JSON.
+	// Codec encodes the state. Nil means JSON, which keeps fields that this build of the program does not know; see
+	// Version. With another Codec, a new field needs a new Version unless the Codec keeps such fields.
 	Codec Codec[S]
 	// Tenant returns the tenant on whose behalf a saga with the state runs, or "": up to 100 bytes of UTF-8 without
-	// NUL. It is called when the saga starts, and its result is stored with the saga. Nil means no tenant.
+	// NUL. It is called when the saga starts, and its result is stored with the saga. Due sagas
+	// of different tenants take turns in a Runner. Nil means no tenant.
 	Tenant func(s S) string
 
 	cached atomic.Value // of cachedProgram[S]
