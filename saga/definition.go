@@ -415,5 +415,5 @@ func (p *program) kept() error {
 		return nil
 	}
 	return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: "+
-		"export it without the tag \"-\", or set Codec", p.name, field)
+		"export it without the tag \"-\" and with a name of its own in JSON, or set Codec", p.name, field)
 }

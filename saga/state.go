@@ -34,6 +34,13 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 			return cmp.Or(path, " of type "+t.String())
 		}
 	case reflect.Struct:
+		names := make(map[string]bool)
+		for name, f := range jsonFields(t) {
+			if names[name] { // JSON has at most one of them
+				return path + "." + f.Name
+			}
+			names[name] = true
+		}
 		for i := range t.NumField() {
 			f := t.Field(i)
 			name := path + "." + f.Name
