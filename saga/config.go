@@ -10,7 +10,7 @@ import (
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The runner, or the caller of Start or Operate,
-// waits for each call of Inject and Extract.
+// waits for each call of Inject and Extract. A panic in a hook is logged, and goes no further.
 type RunnerConfig struct {
 	// Name appears in logs, metrics and the names of owners. It is the same in all processes of a program, and has up
 	// to 100 bytes of UTF-8 without NUL.

@@ -133,9 +133,9 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 }
 
 // Observe calls f with each event until stop is called. The events of a saga come in order, and the saga waits for f.
-// An event in the log is reported once it is recorded, and not at all if the process dies before that. Call Observe
-// before Run. While a runner has no observer, slog.Default warns of EventStuck, EventStalled and, at most once a
-// second, EventStoreFailed.
+// An event in the log is reported once it is recorded, and not at all if the process dies before that. A panic in f is
+// logged, and does not pass to the caller of a method. Call Observe before Run. While a runner has no observer,
+// slog.Default warns of EventStuck, EventStalled and, at most once a second, EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }
@@ -197,19 +197,14 @@ func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.E
 	r.tellOf(ctx, rec, e)
 }
 
-// oursKey marks the ctx of a runner's goroutines.
-type oursKey struct{}
-
-// hook calls a hook of the user. On a goroutine of the runner its panic does not pass on: it would end
-// the process, and then the next one that takes the saga over. On a caller's goroutine it does.
+// hook calls a hook of the user. Its panic does not pass on. On a goroutine of the runner it would end the process, and
+// then the next one that takes the saga over. A caller of Start would not learn that its saga has started.
 func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
-	if ctx.Value(oursKey{}) != nil {
-		defer func() {
-			if v := recover(); v != nil {
-				log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
-			}
-		}()
-	}
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
+		}
+	}()
 	fn(ctx, arg)
 }
 

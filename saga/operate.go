@@ -202,7 +202,7 @@ func (r *Runner) write(
 			return rec.Status, fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
 		rec.Status = req.Status
-		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as a hook may panic
+		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
 		if h := r.held[id]; h != nil && rec.Status == Abandoned {

@@ -194,37 +194,3 @@ func TestHookOfStartComesFirst(t *testing.T) {
 		require.Equal(t, []time.Duration{0, 10 * time.Second}, []time.Duration{<-at, <-at})
 	})
 }
-
-// TestHookThatPanicsIsTheCallers: on the caller's goroutine a panic of a hook passes on, and the saga
-// that was started runs all the same; on a goroutine of the runner it does not.
-func TestHookThatPanicsIsTheCallers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		log.SetOutput(&out)
-		defer log.SetOutput(os.Stderr)
-		sg := sequence(step("flight"), step("hotel"))
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, func(_ context.Context, e saga.Event) { panic(e.Kind) }, sg)
-		require.PanicsWithValue(t, saga.EventCreated, func() {
-			_, _ = saga.Register(r, sg).Start(t.Context(), "trip-1", trip{})
-		})
-		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, int64(0), r.Stats().TakenOver)
-		synctest.Wait()
-		require.Contains(t, out.String(), "saga: observer panicked: completed\n")
-
-		failing := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
-		failing.Observe(func(_ context.Context, e saga.Event) { panic(e.Kind) })
-		sagas := saga.Register(failing, sg)
-		require.Panics(t, func() { _, _ = sagas.Start(t.Context(), "trip-2", trip{}) })
-		in, err := failing.Get(t.Context(), "trip-2")
-		require.NoError(t, err)
-		require.Equal(t, saga.Running, in.Status)
-		require.PanicsWithValue(t, saga.EventAbandoned, func() {
-			_ = failing.Operate(t.Context(), "trip-2", saga.Operation{Action: saga.ActionAbandon, Note: "test"})
-		})
-		in, err = failing.Get(t.Context(), "trip-2")
-		require.NoError(t, err)
-		require.Equal(t, saga.Abandoned, in.Status)
-	})
-}

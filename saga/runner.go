@@ -159,7 +159,6 @@ func (r *Runner) Run(ctx context.Context) error {
 			r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
 		}
 	}
-	ctx = context.WithValue(ctx, oursKey{}, true)
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errDraining)
 	r.mu.Lock()
@@ -474,7 +473,7 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 		defer r.Wake()
 	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
 		run := r.hold(rec, since)
-		defer run() // also if a hook panics
+		defer run()
 	}
 	if created {
 		r.tellEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})

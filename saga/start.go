@@ -68,7 +68,7 @@ func (r *Runner) newStart(
 	}
 	carried := ""
 	if r.cfg.Inject != nil {
-		carried = r.cfg.Inject(ctx)
+		hook(ctx, "Inject", func(ctx context.Context, to *string) { *to = r.cfg.Inject(ctx) }, &carried)
 	}
 	if len(carried) > maxCarried || !utf8.ValidString(carried) {
 		carried = ""

@@ -142,8 +142,7 @@ func (r *Runner) stored() []Count {
 
 // look asks the store for the numbers of its sagas.
 func (r *Runner) look() {
-	ctx := context.WithValue(context.Background(), oursKey{}, true)
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.LeaseTTL)
 	defer cancel()
 	counts, _, err := r.Counts(ctx)
 	r.figures.mu.Lock()
