@@ -45,7 +45,10 @@ type Runner struct {
 	draining bool
 	backlog  bool                           // the last claim returned as many as it asked for
 	waiters  map[string][]chan store.Record // by id, for Result
-	work     sync.WaitGroup
+
+	claimErr, heartbeatErr error // of the latest claim, and of the latest heartbeat
+
+	work sync.WaitGroup
 
 	figures figures
 }
@@ -192,7 +195,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	cancel(errDraining)
 	_ = loops.Wait()
 	r.mu.Lock()
-	r.base = nil
+	r.base, r.claimErr, r.heartbeatErr = nil, nil, nil
 	r.mu.Unlock()
 	return nil
 }
@@ -272,6 +275,7 @@ func (r *Runner) claim(ctx context.Context) error {
 	if err != nil {
 		recs = nil
 	}
+	r.failing(&r.claimErr, "claim", err)
 	for _, rec := range recs {
 		r.figures.count(func(s *Stats) {
 			if rec.Previous != "" {
@@ -287,6 +291,16 @@ func (r *Runner) claim(ctx context.Context) error {
 	r.backlog = len(recs) == req.Limit
 	r.unreserve(req.Limit) // some may have ended already
 	return err
+}
+
+// failing notes the error of the latest claim or heartbeat, or nil, for Health.
+func (r *Runner) failing(latest *error, call string, err error) {
+	if err != nil {
+		err = fmt.Errorf("saga: %s: %w", call, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*latest = err
 }
 
 // reserve keeps up to n places free for sagas that are about to be held, and returns how
@@ -356,6 +370,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 	}
 	r.mu.Unlock()
 	if len(held) == 0 {
+		r.failing(&r.heartbeatErr, "heartbeat", nil)
 		return term / 3
 	}
 	// The first try has little time, so that a half-open connection does not cost the sagas. The
@@ -370,6 +385,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		renewed, err := r.store.Heartbeat(call, req)
 		cancel()
+		r.failing(&r.heartbeatErr, "heartbeat", err)
 		if err != nil { // each hold has a timer for its end
 			r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
 			continue

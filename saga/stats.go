@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -172,8 +173,9 @@ func (f *figures) store(counts []Count) {
 // numbers of the sagas in the store: saga.stored, saga.due and saga.due.age_seconds. The numbers in the store are those
 // of all runners, and some seconds old, so a sum over runners would be wrong.
 //
-// Its health queries the store. It fails if the store does not answer ("store_down") or if sagas are stuck ("stuck"),
-// and warns if a saga has been due for 1 minute and no runner has claimed it ("overdue").
+// Its health queries the store. It fails if the store does not answer, or if the runner's latest claim or heartbeat
+// failed ("store_down"). It fails if sagas are stuck ("stuck"). It warns if a saga has been due for 1 minute and no
+// runner has claimed it ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
@@ -218,6 +220,12 @@ func (r *Runner) metrics() []policy.Metric {
 func (r *Runner) health(ctx context.Context) policy.Health {
 	counts, _, err := r.Counts(ctx)
 	if err != nil {
+		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
+	}
+	r.mu.Lock()
+	err = cmp.Or(r.claimErr, r.heartbeatErr)
+	r.mu.Unlock()
+	if err != nil { // the store can be read, but not written
 		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
 	return healthOf(counts)
