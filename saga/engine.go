@@ -166,7 +166,14 @@ type runnerInput struct {
 	cancel    *string // the note of a request to turn back that the store has accepted
 	revert    string  // why a parent turns this saga back after it has completed
 	doubt     bool    // attempts may be in progress that the snapshot does not have
-	stick     error   // make the saga stuck
+	overdue   []overdue
+	stick     error // make the saga stuck
+}
+
+// An overdue attempt has not returned although its ctx ended a lease ago.
+type overdue struct {
+	step    string
+	attempt int
 }
 
 // A Decision has the next actions for a saga. It can be encoded as JSON.
@@ -362,6 +369,9 @@ func (m *machine) decide(in *Input) (d Decision) {
 			d.answers = append(d.answers, a)
 		}
 	}
+	for _, a := range in.runner.overdue {
+		m.hang(a.step, a.attempt)
+	}
 	if in.runner.cancel != nil {
 		m.cancel(*in.runner.cancel)
 	}
@@ -438,6 +448,7 @@ func (m *machine) learn(signals map[string][]byte, stored bool) (refused map[str
 // resume applies what a Runner finds out when it claims a saga.
 func (m *machine) resume(in *Input) {
 	if in.runner.look {
+		m.takeAway()
 		m.lookAgain()
 	}
 	if in.runner.takenFrom != "" {
@@ -464,6 +475,7 @@ func (m *machine) take(a Answer, in *Input) Answer {
 	if i < 0 || !m.work[i].busy || m.op(i) != a.Op {
 		return a
 	}
+	m.returned(i)
 	if err := m.merge(i, a.State); err != nil {
 		// The attempt may run again, on the state that the other one has left.
 		if cause := a.cause(); cause != nil {

@@ -79,8 +79,10 @@ const (
 
 // Events that only go to observers. They are in no log.
 const (
-	EventAttempted   EventKind = "attempted"    // an attempt has ended
-	EventStalled     EventKind = "stalled"      // a step has failed or been refused 8, 16, 32, ... times
+	EventAttempted EventKind = "attempted" // an attempt has ended
+	// EventStalled reports that a step has failed or been refused 8, 16, 32, ... times, or that it has not returned a
+	// LeaseTTL after its Timeout. The latter is in the log, too.
+	EventStalled     EventKind = "stalled"
 	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
 	EventStoreFailed EventKind = "store_failed" // the runner tries again
 )
@@ -163,6 +165,9 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 		text = "saga: stuck"
 	case EventStalled:
 		text = "saga: a step fails again and again"
+		if e.Seq > 0 {
+			text = "saga: a step does not return"
+		}
 	case EventStoreFailed:
 		text = "saga: the store has failed"
 		if !r.figures.warn() {
@@ -183,6 +188,8 @@ func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.E
 	switch entry.Kind {
 	case EventCreated:
 		r.figures.saga(rec.Saga, "status=started")
+	case EventStalled:
+		r.figures.count(func(s *Stats) { s.Stalled++ })
 	case EventCompleted, EventCompensated, EventStuck, EventAbandoned:
 		r.figures.saga(rec.Saga, "status="+string(entry.Kind))
 	}

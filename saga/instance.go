@@ -80,6 +80,7 @@ type progress struct {
 	since    time.Time // of the last progress
 	answered bool      // Cause is the text of an answer
 	pivot    *string   // the name of the pivot; "" for none, nil if not known
+	hung     []string  // steps with an attempt that ignores the end of its ctx; never changed in place
 }
 
 // stored is the form in which the Steps of a Record hold an Instance.
@@ -92,13 +93,14 @@ type stored struct {
 	Step       string      `json:"step,omitempty"`
 	Cause      string      `json:"cause,omitempty"`
 	Answered   bool        `json:"answered,omitempty"`
+	Hung       []string    `json:"hung,omitempty"`
 	Steps      []StepState `json:"steps"`
 }
 
 // encode returns the Steps of a Record.
 func (in *Instance) encode() []byte {
 	data, err := json.Marshal(&stored{
-		in.TurnedBack, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.Steps,
+		in.TurnedBack, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.hung, in.Steps,
 	})
 	if err != nil {
 		panic(err) // strings, numbers and times can be encoded
@@ -119,7 +121,7 @@ func decode(rec *store.Record) (*Instance, error) {
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,
 		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
-		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot},
+		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot, was.Hung},
 	}
 	if in.since.IsZero() {
 		in.since = rec.CreatedAt
@@ -163,7 +165,7 @@ func (in *Instance) pivotDone() bool {
 func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action changes the course of a saga. See [Runner.Operate]. While a runner holds the saga, only ActionCancel and
-// ActionAbandon are allowed.
+// ActionAbandon are allowed, and ActionRetry once EventStalled has reported a step that does not return.
 type Action string
 
 const (
@@ -172,6 +174,8 @@ const (
 
 	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next attempt
 	// now. Delay and AwaitFor remain. Children that were compensated or abandoned are started again under new ids.
+	// If a step does not return, ActionRetry takes the saga from its runner: attempts in progress may have taken
+	// effect, and their results are dropped. A cancel that was requested before then turns it back.
 	ActionRetry Action = "retry"
 
 	// ActionSkip leaves a step as it is, and the saga continues after it and does not undo it later. The step is one
@@ -195,6 +199,8 @@ func (in *Instance) actions() (a []Action) {
 	switch {
 	case in.Status.Ended():
 		return a
+	case in.Owner != "" && len(in.hung) > 0:
+		return append(a, ActionRetry, ActionAbandon)
 	case in.Owner != "":
 		return append(a, ActionAbandon)
 	}

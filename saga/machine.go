@@ -711,6 +711,36 @@ func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	}
 }
 
+// hang records that an attempt in progress has not returned although its ctx ended long ago.
+func (m *machine) hang(step string, attempt int) {
+	i := m.index(step)
+	if i < 0 || !m.work[i].busy || *m.Steps[i].attempts(m.op(i)) != attempt || slices.Contains(m.hung, step) {
+		return
+	}
+	m.hung = append(slices.Clone(m.hung), step)
+	st := &m.Steps[i]
+	st.MaybeApplied = st.MaybeApplied || st.Status == StepStarted && !m.p.steps[i].failsClean
+	m.LastError = fmt.Sprintf("saga: %s of step %s has not returned a lease after its timeout of %v",
+		m.op(i), step, m.p.steps[i].timeout)
+	m.note(store.Entry{Step: step, Op: m.op(i), Kind: EventStalled, Attempt: attempt, Error: m.LastError})
+}
+
+// returned records that an attempt has ended.
+func (m *machine) returned(i int) {
+	if n := slices.Index(m.hung, m.Steps[i].Name); n >= 0 {
+		m.hung = slices.Delete(slices.Clone(m.hung), n, n+1)
+		m.changed = true // before the next attempt begins
+	}
+}
+
+// takeAway records that attempts which do not return are given up, because the saga gets another owner.
+func (m *machine) takeAway() {
+	if len(m.hung) > 0 {
+		m.hung, m.changed = nil, true
+		m.doubt(true)
+	}
+}
+
 // wait records that the children of a step have not ended. They are looked at again at next, or when one of them
 // ends.
 func (m *machine) wait(i, children int, now, next time.Time) {
@@ -783,6 +813,7 @@ func (m *machine) skip(step, note string) error {
 
 // retry gives what has failed its attempts again, and ends the waits between attempts.
 func (m *machine) retry(note string) {
+	m.takeAway()
 	m.note(store.Entry{Kind: EventRetried, Error: note})
 	m.unstick()
 	for i := range m.Steps {

@@ -127,7 +127,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		switch {
 		case op.State != nil || op.Version != 0:
 			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, errNotSupported)
-		case rec.Status.Ended() || rec.Owner != "" && op.Action != ActionAbandon:
+		case rec.Status.Ended(), rec.Owner != "" && op.Action != ActionAbandon &&
+			(op.Action != ActionRetry || len(show(rec, nil).hung) == 0):
 			return req, notAllowed(op.Action, rec)
 		case op.Seq != 0 && rec.Seq != op.Seq:
 			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
@@ -205,8 +206,8 @@ func (r *Runner) write(
 		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
-		if h := r.held[id]; h != nil && rec.Status == Abandoned {
-			h.lose()
+		if h := r.held[id]; h != nil && rec.Owner != "" && h.rec.Epoch == rec.Epoch {
+			h.lose() // the commit has released the saga
 		}
 		r.mu.Unlock()
 		if rec.Status.Ended() {

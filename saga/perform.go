@@ -28,6 +28,7 @@ type attempt struct {
 	cancel context.CancelCauseFunc // ends ctx, and with it tx
 	tx     *sql.Tx                 // open after a DoTx or UndoTx that has succeeded
 	answer Answer
+	hangs  *time.Timer // nil if the attempt has no timeout
 
 	panicked *panicked // of a parallel step under Run
 }

@@ -534,6 +534,7 @@ type hold struct {
 	lost       bool      // another runner has the saga, or may have by now
 	released   bool      // the saga is written back or has ended
 	cancelNote *string   // of a request to turn back, or nil
+	overdue    []overdue // attempts in progress that ignore the end of their ctx
 }
 
 // renew moves the end of the hold, after a heartbeat that was sent at since. It does not if the hold is over,
@@ -589,6 +590,34 @@ func (h *hold) cancel(note string) {
 	h.nudge()
 }
 
+// overrun is called when an attempt has not returned a lease after its timeout.
+func (h *hold) overrun(a overdue) {
+	h.mu.Lock()
+	h.overdue = append(h.overdue, a)
+	h.mu.Unlock()
+	h.nudge()
+}
+
+// ended forgets what overrun has noted of an attempt that has returned.
+func (h *hold) ended(t *attempt) {
+	if t.hangs != nil {
+		t.hangs.Stop()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.overdue = slices.DeleteFunc(h.overdue, func(a overdue) bool { return a.step == t.Step })
+}
+
+// hangsInTx reports whether the attempt with the transaction is overdue, and that is not recorded yet. The
+// transaction ended with the ctx of the attempt.
+func (h *hold) hangsInTx() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.overdue, func(a overdue) bool {
+		return h.m.hasTx(h.m.index(a.step)) && !slices.Contains(h.m.hung, a.step)
+	})
+}
+
 // now returns the store's clock, as well as it is known here.
 func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 
@@ -618,7 +647,7 @@ func (h *hold) follow() {
 		}
 	}()
 	for h.load(); h.isHeld(); {
-		if h.inTx {
+		if h.inTx && !h.hangsInTx() {
 			h.waitInTx()
 			continue
 		}
@@ -649,6 +678,7 @@ func (h *hold) decide(m *machine, idle bool) Decision {
 	h.in.runner.lease, h.in.runner.idle, h.in.runner.stops = h.r.cfg.LeaseTTL, idle, h.r.isDraining()
 	h.mu.Lock()
 	note := h.cancelNote
+	h.in.runner.overdue = slices.Clone(h.overdue)
 	h.mu.Unlock()
 	if note != nil {
 		h.in.runner.cancel, h.rec.CancelNote = note, *note
@@ -883,6 +913,10 @@ func (h *hold) perform(calls []Call) {
 		}
 		ctx, cancel := context.WithCancelCause(h.ctx)
 		t.cancel, h.running[c.Step] = cancel, cancel
+		if t.Timeout > 0 {
+			a := overdue{c.Step, c.Command.Attempt}
+			t.hangs = time.AfterFunc(t.Timeout+h.r.cfg.LeaseTTL, func() { h.overrun(a) })
+		}
 		h.r.figures.count(func(s *Stats) { s.InFlight++ })
 		go func() {
 			defer func() { h.results <- t }() // even if the step calls runtime.Goexit
@@ -940,6 +974,7 @@ func (h *hold) wait(at time.Time) {
 // collect takes the answer of an attempt, and its transaction if that is open.
 func (h *hold) collect(t *attempt) {
 	delete(h.running, t.Step)
+	h.ended(t)
 	h.r.figures.count(func(s *Stats) { s.InFlight-- })
 	t.answer.at = h.now()
 	h.in.Answers = append(h.in.Answers, t.answer)
@@ -1019,6 +1054,7 @@ func (h *hold) leave() {
 	h.stop(errLost)
 	for range len(h.running) {
 		t := <-h.results
+		h.ended(t)
 		h.r.figures.count(func(s *Stats) { s.InFlight-- })
 		if t.tx != nil {
 			_ = t.tx.Rollback()

@@ -174,8 +174,9 @@ func (f *figures) store(counts []Count) {
 // of all runners, and some seconds old, so a sum over runners would be wrong.
 //
 // Its health queries the store. It fails if the store does not answer, or if the runner's latest claim or heartbeat
-// failed ("store_down"). It fails if sagas are stuck ("stuck"). It warns if a saga has been due for 1 minute and no
-// runner has claimed it ("overdue").
+// failed ("store_down"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner holds does not
+// return ("stalled", see [EventStalled]). It warns if a saga has been due for 1 minute and no runner has claimed it
+// ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
@@ -228,7 +229,38 @@ func (r *Runner) health(ctx context.Context) policy.Health {
 	if err != nil { // the store can be read, but not written
 		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
-	return healthOf(counts)
+	h := healthOf(counts)
+	if hung := r.hungSteps(); len(hung) > 0 {
+		details := []string{hung[0] + " does not return"}
+		if more := len(hung) - 1; more > 0 {
+			details[0] = fmt.Sprintf("%s and %d more do not return", hung[0], more)
+		}
+		if h.Detail != "" {
+			details = append(details, h.Detail)
+		}
+		if h.Status != policy.Fail {
+			h.Status, h.State = policy.Fail, "stalled"
+		}
+		h.Detail = strings.Join(details, "; ")
+	}
+	return h
+}
+
+// hungSteps returns the steps of sagas held here that do not return, in words.
+func (r *Runner) hungSteps() (steps []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, h := range r.held {
+		h.mu.Lock()
+		for _, a := range h.overdue {
+			if !h.lost {
+				steps = append(steps, fmt.Sprintf("step %s of %s %q", a.step, h.p.name, id))
+			}
+		}
+		h.mu.Unlock()
+	}
+	slices.Sort(steps)
+	return steps
 }
 
 // dueAfter is how long a saga may be due until that needs attention.

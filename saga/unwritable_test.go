@@ -214,7 +214,7 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
 		hang := step("hotel")
-		hang.Do = func(context.Context, *trip) error { <-end; return nil }
+		hang.Do, hang.Timeout = func(context.Context, *trip) error { <-end; return nil }, saga.Unlimited
 		sg := sequence(step("flight"), hang, step("car"))
 		store := saga.NewMemory()
 		r, _ := begin(t, store, saga.RunnerConfig{Name: "worker"}, sg)

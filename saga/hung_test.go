@@ -1,0 +1,162 @@
+package saga_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/policy"
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A stuckCall is a Do that ignores its ctx the first time that it is called.
+type stuckCall struct {
+	mu    sync.Mutex
+	calls int
+	back  chan struct{} // closed when the first call is to return
+}
+
+func (c *stuckCall) do(_ context.Context, s *trip) error {
+	c.mu.Lock()
+	c.calls++
+	first := c.calls == 1
+	c.mu.Unlock()
+	if first {
+		<-c.back
+		s.Calls = append(s.Calls, "too late")
+		return nil
+	}
+	s.Calls = append(s.Calls, "again")
+	return nil
+}
+
+func TestHungStepIsReportedAndTakenOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		cancel, elsewhere bool
+		want              []string
+	}{
+		"by this runner": {want: []string{"again"}},
+		"by another one": {elsewhere: true, want: []string{"again"}},
+		"to turn back":   {cancel: true, want: []string{"undo flight"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				call := &stuckCall{back: make(chan struct{})}
+				flight := step("flight")
+				flight.Do, flight.Timeout = call.do, 10*time.Second
+				sg, st := sequence(flight), saga.NewMemory()
+				var mu sync.Mutex
+				var reported []saga.Event
+				r, stop := observed(t, st, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, func(_ context.Context, e saga.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					if e.Kind == saga.EventStalled {
+						reported = append(reported, e)
+					}
+				}, sg)
+				mustStart(t, r, sg)
+				op := saga.Operation{Action: saga.ActionRetry, Note: "it hangs"}
+				time.Sleep(24 * time.Second)
+				require.Empty(t, reported)
+				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed)
+				require.Equal(t, policy.Health{}, r.Describe().Health(t.Context()))
+
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				const text = "saga: do of step flight has not returned a lease after its timeout of 10s"
+				mu.Lock()
+				require.Len(t, reported, 1)
+				require.Equal(t, "flight", reported[0].Step)
+				require.Equal(t, "trip-1", reported[0].ID)
+				require.EqualError(t, reported[0].Err, text)
+				mu.Unlock()
+				require.EqualValues(t, 1, r.Stats().Stalled)
+				require.Equal(t, policy.Health{
+					Status: policy.Fail, State: "stalled", Detail: `step flight of trip "trip-1" does not return`,
+				}, r.Describe().Health(t.Context()))
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.True(t, in.Steps[0].MaybeApplied)
+				require.Equal(t, text, in.LastError)
+				require.Equal(t, []saga.Action{saga.ActionCancel, saga.ActionRetry, saga.ActionAbandon}, in.Actions)
+
+				other := r
+				if c.elsewhere {
+					other, _ = begin(t, st, saga.RunnerConfig{}, sg)
+				}
+				if c.cancel {
+					require.NoError(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "give up"}))
+					time.Sleep(10 * time.Second)
+				}
+				require.NoError(t, other.Operate(t.Context(), "trip-1", op))
+				s, err := result[trip](t.Context(), other, "trip-1")
+				if c.cancel {
+					require.ErrorIs(t, err, saga.ErrCompensated)
+				} else {
+					require.NoError(t, err)
+				}
+				require.Equal(t, c.want, s.Calls)
+				time.Sleep(20 * time.Second)
+				require.Equal(t, policy.Health{}, r.Describe().Health(t.Context()))
+
+				close(call.back)
+				synctest.Wait()
+				s, _ = result[trip](t.Context(), other, "trip-1")
+				require.Equal(t, c.want, s.Calls, "the late result is dropped")
+				require.Contains(t, events(t, r, "trip-1"), "stalled flight")
+				stop()
+			})
+		})
+	}
+}
+
+// TestHungStepThatReturns is no longer one that an operator may take over.
+func TestHungStepThatReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		call := &stuckCall{back: make(chan struct{})}
+		flight, hotel := step("flight"), step("hotel")
+		flight.Do, flight.Timeout = call.do, 10*time.Second
+		hotel.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
+		hotel.Timeout = time.Hour
+		sg := sequence(flight, hotel)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		time.Sleep(30 * time.Second)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Contains(t, in.Actions, saga.ActionRetry)
+		close(call.back)
+		synctest.Wait()
+		in, err = r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.NotContains(t, in.Actions, saga.ActionRetry)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"too late"}, s.Calls)
+		require.Equal(t, policy.Health{}, r.Describe().Health(t.Context()))
+	})
+}
+
+// TestHungStepIsAbandoned by an operator.
+func TestHungStepIsAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		call := &stuckCall{back: make(chan struct{})}
+		flight := step("flight")
+		flight.Do, flight.Timeout = call.do, 10*time.Second
+		sg := sequence(flight)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		time.Sleep(30 * time.Second)
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
+		require.Equal(t, policy.Health{}, r.Describe().Health(t.Context()))
+		close(call.back)
+		synctest.Wait()
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrAbandoned)
+	})
+}
