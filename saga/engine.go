@@ -100,6 +100,8 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 // Codec, depends on nothing but its arguments. An engine that replays its history must record the Decision, because
 // a later version of this package may decide differently.
 //
+// An Operation with a Version moves a saga of another version to d. It must come alone, without Answers and Signals.
+//
 // The engine keeps the Decision's Snapshot before it makes the Calls. An Answer of a call that is not in progress is
 // ignored. The error means that the snapshot is not one of the definition.
 func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
@@ -107,6 +109,17 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
 	}
 	m := was.m.clone()
+	in.ended, in.runner = nil, runnerInput{}
+	if op := in.Operation; op != nil && op.Version == d.p.version && op.Version != 0 && m.Saga == d.p.name {
+		if len(in.Answers) > 0 || len(in.Signals) > 0 {
+			return Decision{}, errors.New("saga: the Input has Answers or Signals beside an Operation with a Version")
+		}
+		if err := m.operateAs(d.p, op); err != nil {
+			return Decision{Snapshot: was, Status: was.m.Status, NotAllowed: err.Error()}, nil
+		}
+		in.Operation = nil
+		return m.decide(&in), nil
+	}
 	if m.Saga != d.p.name || m.Version != d.p.version {
 		return Decision{}, fmt.Errorf("saga: the Snapshot is one of %s version %d, not of %s version %d",
 			m.Saga, m.Version, d.p.name, d.p.version)
@@ -116,7 +129,6 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 			return Decision{}, err
 		}
 	}
-	in.ended, in.runner = nil, runnerInput{}
 	return m.decide(&in), nil
 }
 
@@ -355,9 +367,10 @@ func (a *Answer) cause() error {
 // saga: Run, Runner and Operate perform what it returns.
 func (m *machine) decide(in *Input) (d Decision) {
 	engine := in.runner.lease == 0 && !m.quiet
-	if m.changed || in.runner.lease == 0 {
+	if (m.changed || in.runner.lease == 0) && !m.keepLog {
 		m.log, m.changed = nil, false
 	}
+	m.keepLog = false
 	if engine && m.Seq == 0 {
 		m.note(store.Entry{Kind: EventCreated})
 	}
@@ -376,7 +389,7 @@ func (m *machine) decide(in *Input) (d Decision) {
 		m.cancel(*in.runner.cancel)
 	}
 	if op := in.Operation; op != nil {
-		if err := m.operate(op); err != nil {
+		if err := m.operate(op, nil); err != nil {
 			d.NotAllowed = err.Error()
 		}
 	}
@@ -531,13 +544,33 @@ func (m *machine) merge(i int, state []byte) error {
 	return nil
 }
 
-// operate applies an operator's action, or returns why it is not allowed.
-func (m *machine) operate(op *Operation) (err error) {
-	if op.State != nil || op.Version != 0 {
-		return errNotSupported
+// operateAs applies an operation that makes target the definition of the saga. The next decision continues its log.
+func (m *machine) operateAs(target *program, op *Operation) error {
+	m.log, m.changed = nil, false
+	if err := m.operate(op, target); err != nil {
+		return err
 	}
+	m.keepLog = true
+	return nil
+}
+
+// operate applies an operator's action, or returns why it is not allowed. target is the definition of op.Version.
+func (m *machine) operate(op *Operation, target *program) (err error) {
 	if m.Status.Ended() {
 		return fmt.Errorf("it is %s", m.Status)
+	}
+	note := op.note(m.Version)
+	if op.replaces() {
+		was := m.clone()
+		if err := m.replace(op, target); err != nil {
+			*m = *was
+			return err
+		}
+		defer func() {
+			if err != nil {
+				*m = *was
+			}
+		}()
 	}
 	switch op.Action {
 	case ActionCancel:
@@ -549,7 +582,7 @@ func (m *machine) operate(op *Operation) (err error) {
 		}
 		m.cancel(op.Note)
 		return nil
-	case ActionAbandon:
+	case ActionAbandon: // which replaces nothing
 		m.Status, m.LastError = Abandoned, storable(op.Note)
 		m.note(store.Entry{Kind: EventAbandoned, Error: op.Note})
 		return nil
@@ -559,11 +592,11 @@ func (m *machine) operate(op *Operation) (err error) {
 	}
 	switch op.Action {
 	case ActionRetry:
-		m.retry(op.Note)
+		m.retry(note)
 	case ActionSkip:
-		err = m.skip(cmp.Or(op.Step, m.blocker()), op.Note)
+		err = m.skip(cmp.Or(op.Step, m.blocker()), note)
 	case ActionCompensate:
-		err = m.compensate(op.Note)
+		err = m.compensate(note)
 	default:
 		err = errors.New("Operation.Action must be cancel, retry, skip, compensate or abandon")
 	}

@@ -19,6 +19,8 @@ type machine struct {
 	p     *program
 	quiet bool // keep no log: nothing is recorded under Run
 
+	keepLog bool // the next decision continues the log
+
 	cause    error             // the error whose text is Cause
 	wish     error             // why the saga is to turn back, at wishStep; the first wish counts
 	wishStep string            // "" for none
@@ -78,6 +80,13 @@ func (m *machine) bind(p *program) (err error) {
 			p.name, p.version, p.pivotName, *pivot)
 	}
 	return err
+}
+
+// loadAny returns the machine of a record whose definition need not be known: it is to be moved to another one.
+func loadAny(rec *store.Record) (*machine, error) {
+	in, err := decode(rec)
+	m := &machine{p: &program{pivot: -1}, Instance: *in, cause: reason(in.Cause), work: make([]work, len(in.Steps))}
+	return m, err
 }
 
 func (m *machine) clone() *machine {
@@ -795,6 +804,79 @@ func (m *machine) cancel(note string) bool {
 }
 
 // Operators.
+
+// replace changes the version and the state as op demands. The error says why it cannot.
+func (m *machine) replace(op *Operation, target *program) error {
+	switch op.Action {
+	case ActionRetry, ActionSkip, ActionCompensate:
+	default:
+		return fmt.Errorf("State and Version need the Action retry, skip or compensate, not %q", op.Action)
+	}
+	if op.Note == "" {
+		return errors.New("State and Version need a Note with the reason")
+	}
+	if m.busy() > 0 {
+		return errors.New("an attempt is in progress")
+	}
+	if op.Version != 0 {
+		if target == nil {
+			return fmt.Errorf("version %d is not the one that decides", op.Version)
+		}
+		if err := m.move(target); err != nil {
+			return err
+		}
+	}
+	if op.State != nil {
+		if _, err := m.p.decode(op.State); err != nil {
+			return err
+		}
+		m.State = slices.Clone(op.State)
+	}
+	return nil
+}
+
+// hasBegun reports whether a step is done, undone or skipped, or may have taken effect.
+func hasBegun(st *StepState) bool {
+	switch st.Status {
+	case StepIdle, StepWaiting, StepNoEffect:
+		return false
+	case StepStarted:
+		return st.MaybeApplied
+	}
+	return true
+}
+
+// move makes p, another version of the definition, that of the saga. The steps that have begun are found by name.
+func (m *machine) move(p *program) error {
+	steps, pivotDone, at := newMachine(p).Steps, m.pivotDone(), 0
+	for _, st := range m.Steps {
+		i := p.index(st.Name)
+		if hasBegun(&st) {
+			switch {
+			case i < 0:
+				return fmt.Errorf("step %s is %s, and version %d lacks it", st.Name, st.Status, p.version)
+			case i < at:
+				return fmt.Errorf("step %s is %s, and has another place in version %d", st.Name, st.Status, p.version)
+			case st.Children > 0 && p.steps[i].child == nil:
+				return fmt.Errorf("step %s has children, and none in version %d", st.Name, p.version)
+			}
+			at = i + 1
+		}
+		if i >= 0 {
+			steps[i] = st
+		}
+	}
+	was := m.pivot
+	m.Steps, m.pivot = steps, &p.pivotName
+	if pivotDone && !m.pivotDone() {
+		return fmt.Errorf("its pivot %s is done, and the pivot of version %d is not", *was, p.version)
+	}
+	m.p, m.Version, m.at, m.work = p, p.version, 0, make([]work, len(p.steps))
+	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
+		m.doubt(true) // see load
+	}
+	return nil
+}
 
 // skip declares a step settled. The error says why it cannot.
 func (m *machine) skip(step, note string) error {

@@ -1,6 +1,8 @@
 package saga
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,11 +111,33 @@ type Operation struct {
 	// is allowed. Zero means any.
 	Seq int64
 
-	// State, if it is not nil, is to become the state of a saga that is stuck or waits, encoded by its Codec.
-	// Version, if it is not zero, is to become its version. Neither is supported yet: an Operation with one of
-	// them is not allowed.
+	// State replaces the state, encoded as the definition's Codec does: it may be what a step that ActionSkip skips
+	// would have left. Nil means that the state does not change. Version moves the saga to another registered version
+	// of its definition, whose steps must include those that are done, undone, skipped or may have taken effect, in the
+	// same order, and whose pivot must be done if the saga's is. It may be the saga's own version if a deployment changed
+	// the steps of that. Zero means that the version does not change.
+	//
+	// Both need ActionRetry, ActionSkip or ActionCompensate, and a Note, which the log has together with what was
+	// replaced. They are not allowed unless the saga is stuck, or waits and no runner holds it.
 	State   []byte
 	Version int
+}
+
+// replaces reports whether the operation changes the state or the version.
+func (op *Operation) replaces() bool { return op.State != nil || op.Version != 0 }
+
+// note returns the Note, with what the operation has replaced. was is the version before.
+func (op *Operation) note(was int) string {
+	moved := fmt.Sprintf("moved from version %d to %d", was, op.Version)
+	switch {
+	case op.State != nil && op.Version != 0:
+		return fmt.Sprintf("%s (%s, and the state was replaced)", op.Note, moved)
+	case op.Version != 0:
+		return fmt.Sprintf("%s (%s)", op.Note, moved)
+	case op.State != nil:
+		return op.Note + " (the state was replaced)"
+	}
+	return op.Note
 }
 
 // Operate changes the course of a saga. The error matches [ErrNotFound] if there is no such saga, [ErrNotAllowed] if
@@ -125,15 +149,13 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	}
 	_, err := r.write(ctx, op.Action, id, func(rec *store.Record) (req store.CommitRequest, err error) {
 		switch {
-		case op.State != nil || op.Version != 0:
-			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, errNotSupported)
 		case rec.Status.Ended(), rec.Owner != "" && op.Action != ActionAbandon &&
-			(op.Action != ActionRetry || len(show(rec, nil).hung) == 0):
+			(op.Action != ActionRetry || op.replaces() || len(show(rec, nil).hung) == 0):
 			return req, notAllowed(op.Action, rec)
 		case op.Seq != 0 && rec.Seq != op.Seq:
 			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
-		case op.Action == ActionAbandon: // needs no decision, so that the definition need not be known
+		case op.Action == ActionAbandon && !op.replaces(): // needs no decision, so that the definition need not be known
 			return store.CommitRequest{
 				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note),
 				Failures: rec.Failures, Takeovers: rec.Takeovers,
@@ -145,12 +167,15 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	return err
 }
 
-// errNotSupported is the error of an Operation that would change the state or the version of a saga.
-var errNotSupported = errors.New("Operation.State and Operation.Version are not supported")
-
 // decide returns the commit of the decision about a saga that no runner holds.
 func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, err error) {
-	m, err := r.machineOf(rec)
+	var m *machine
+	if op := in.Operation; op != nil && op.Version != 0 {
+		m, err = r.movedMachine(rec, op)
+		in.Operation = nil
+	} else {
+		m, err = r.machineOf(rec)
+	}
 	if err != nil {
 		return req, err
 	}
@@ -160,6 +185,12 @@ func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, e
 		return req, fmt.Errorf("%w: %s of %q: %s", ErrNotAllowed, in.Operation.Action, rec.ID, d.NotAllowed)
 	}
 	req = m.commit()
+	if m.Version != rec.Version {
+		req.Version = m.Version
+	}
+	if !bytes.Equal(m.State, rec.State) {
+		req.State = m.State
+	}
 	// Signals and the ends of children are not known here: the next owner looks.
 	if !m.onOutside(rec.Now) && !d.WakeAt.IsZero() {
 		req.WakeIn = max(d.WakeAt.Sub(rec.Now), 0)
@@ -178,6 +209,22 @@ func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
 		err = fmt.Errorf("%w: %w", ErrNotRegistered, err)
 	}
 	return m, err
+}
+
+// movedMachine returns the machine of a saga that an operation has moved to op.Version.
+func (r *Runner) movedMachine(rec *store.Record, op *Operation) (*machine, error) {
+	p, err := r.program(rec.Saga, op.Version)
+	if err != nil {
+		return nil, err
+	}
+	m, err := loadAny(rec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotRegistered, err)
+	}
+	if err := m.operateAs(p, op); err != nil {
+		return nil, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, rec.ID, err)
+	}
+	return m, nil
 }
 
 // write commits what next makes of the record of a saga that nobody holds or is to hold any more. If
@@ -202,7 +249,7 @@ func (r *Runner) write(
 		if err != nil {
 			return rec.Status, fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
-		rec.Status = req.Status
+		rec.Status, rec.Version = req.Status, cmp.Or(req.Version, rec.Version)
 		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})

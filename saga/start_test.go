@@ -26,16 +26,3 @@ func TestTenantIsStored(t *testing.T) {
 		require.ErrorContains(t, err, "the tenant is ")
 	}
 }
-
-// TestOperationWithStateIsNotAllowed until it has an effect.
-func TestOperationWithStateIsNotAllowed(t *testing.T) {
-	sg := sequence(step("flight"))
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
-	sagas := saga.Register(r, sg)
-	_, err := sagas.Start(t.Context(), "trip-1", trip{})
-	require.NoError(t, err)
-	for _, op := range []saga.Operation{{State: []byte("{}")}, {Version: 2}} {
-		op.Action = saga.ActionRetry
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed)
-	}
-}

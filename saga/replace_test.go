@@ -1,0 +1,201 @@
+package saga_test
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+var errNoAddress = errors.New("no such address")
+
+func TestOperatorEntersTheState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hotel := failing("hotel", saga.Permanent(errNoAddress))
+		pivot := step("charge")
+		pivot.Pivot = true
+		sg := sequence(pivot, hotel, step("car"))
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
+		for want, op := range map[string]saga.Operation{
+			"State and Version need a Note with the reason": {Action: saga.ActionSkip, State: state},
+			"the state does not decode":                     {Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`)},
+			"need the Action retry, skip or compensate, not \"abandon\"": {
+				Action: saga.ActionAbandon, Note: "by hand", State: state,
+			},
+			"there is no such step": {Action: saga.ActionSkip, Step: "x", Note: "by hand", State: state},
+		} {
+			err := r.Operate(t.Context(), "trip-1", op)
+			require.ErrorIs(t, err, saga.ErrNotAllowed)
+			require.ErrorContains(t, err, want)
+		}
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		require.JSONEq(t, `{"Calls":["do charge","do hotel"]}`, string(in.State))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{
+			Action: saga.ActionSkip, Note: "booked by phone", State: state,
+		}))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do charge", "hotel by hand", "do car"}, s.Calls)
+		log, err := r.History(t.Context(), "trip-1", 0, 0)
+		require.NoError(t, err)
+		require.Contains(t, notes(log), "step_skipped: booked by phone (the state was replaced)")
+		in, err = r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Contains(t, string(in.State), `"New":1`, "a field that this build does not know")
+	})
+}
+
+func notes(log []saga.Entry) (list []string) {
+	for _, e := range log {
+		list = append(list, string(e.Kind)+": "+e.Error)
+	}
+	return list
+}
+
+// TestOperatorMovesASaga that is stuck to a version that fixes it.
+func TestOperatorMovesASaga(t *testing.T) {
+	charge, fixed := step("charge"), step("address")
+	charge.Pivot = true
+	pivots := func(st saga.Step[trip]) saga.Step[trip] { st.Pivot = true; return st }
+	versions := func(steps ...saga.Step[trip]) *saga.Saga[trip] {
+		sg := sequence(steps...)
+		sg.Version = 2
+		return sg
+	}
+	for name, c := range map[string]struct {
+		fix   *saga.Saga[trip]
+		error string
+		want  []string
+	}{
+		"a step before it": {
+			versions(step("flight"), charge, fixed, step("hotel")), "",
+			[]string{"do flight", "do charge", "do hotel", "do address", "do hotel"},
+		},
+		"the step renamed":      {versions(step("flight"), charge, step("hotel")), "step tickets is failed, and version 2 lacks it", nil},
+		"a finished step moved": {versions(charge, step("flight"), step("tickets")), "step charge is done, and has another place in version 2", nil},
+		"a finished step gone":  {versions(charge, step("tickets")), "step flight is done, and version 2 lacks it", nil},
+		"another pivot":         {versions(step("flight"), step("charge"), pivots(step("tickets"))), "its pivot charge is done, and the pivot of version 2 is not", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tickets := failing("tickets", saga.Permanent(errNoAddress))
+				if c.error == "" {
+					tickets = failing("hotel", saga.Permanent(errNoAddress))
+				}
+				sg := sequence(step("flight"), charge, tickets)
+				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+				mustStart(t, r, sg)
+				_, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrStuck)
+				op := saga.Operation{Action: saga.ActionRetry, Note: "fixed in 2", Version: 2}
+				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotRegistered)
+				saga.Register(r, c.fix, sg)
+				err = r.Operate(t.Context(), "trip-1", op)
+				if c.error != "" {
+					require.ErrorIs(t, err, saga.ErrNotAllowed)
+					require.ErrorContains(t, err, c.error)
+					return
+				}
+				require.NoError(t, err)
+				s, err := result[trip](t.Context(), r, "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, c.want, s.Calls)
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, 2, in.Version)
+				log, err := r.History(t.Context(), "trip-1", 0, 0)
+				require.NoError(t, err)
+				require.Contains(t, notes(log), "retried: fixed in 2 (moved from version 1 to 2)")
+			})
+		})
+	}
+}
+
+// TestOperatorMovesAWaitingSaga whose step waits for a signal that never comes.
+func TestOperatorMovesAWaitingSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wait, hotel := step("approval"), step("hotel")
+		wait.Await = "approved"
+		sg, fix := sequence(step("flight"), wait), sequence(step("flight"), hotel)
+		fix.Version = 2
+		r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+		saga.Register(r, fix, sg)
+		go func() { _ = r.Run(t.Context()) }()
+		in, err := saga.Register(r, sg, fix).Start(t.Context(), "trip-1", trip{})
+		require.NoError(t, err)
+		op := saga.Operation{
+			Action: saga.ActionRetry, Note: "not needed", Version: 2, State: []byte(`{"Calls":["do flight","approved by hand"]}`),
+		}
+		if in.Owner != "" {
+			require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed, "a runner holds it")
+		}
+		time.Sleep(time.Minute)
+		require.NoError(t, r.Operate(t.Context(), "trip-1", op))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight", "approved by hand", "do hotel"}, s.Calls)
+		log, err := r.History(t.Context(), "trip-1", 0, 0)
+		require.NoError(t, err)
+		require.Contains(t, notes(log), "retried: not needed (moved from version 1 to 2, and the state was replaced)")
+	})
+}
+
+// TestEngineReplacesStateAndVersion in Decide, of another engine.
+func TestEngineReplacesStateAndVersion(t *testing.T) {
+	first, err := saga.Define(sequence(step("flight"), failing("hotel", saga.Declined(errNoAddress)), step("car")))
+	require.NoError(t, err)
+	sg := sequence(step("flight"), step("car"))
+	sg.Version = 2
+	second, err := saga.Define(sg)
+	require.NoError(t, err)
+	wait := sequence(step("flight"))
+	wait.Steps[0].Await = "go"
+	waits, err := saga.Define(wait)
+	require.NoError(t, err)
+	through := func(s saga.Snapshot) (out saga.Snapshot) {
+		data, err := json.Marshal(s)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(data, &out))
+		return out
+	}
+	now := time.Unix(1e9, 0)
+	snap, err := waits.Begin("trip-1", []byte(`{}`), now)
+	require.NoError(t, err)
+	d, err := waits.Decide(snap, saga.Input{Now: now})
+	require.NoError(t, err)
+	require.Empty(t, d.Calls)
+	op := saga.Operation{Action: saga.ActionRetry, Version: 2, State: []byte(`{"Calls":["by hand"]}`)}
+	refused, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
+	require.NoError(t, err)
+	require.Equal(t, "State and Version need a Note with the reason", refused.NotAllowed)
+	require.Equal(t, 1, waits.Instance(refused.Snapshot).Version)
+	op.Note = "no need to wait"
+	_, err = second.Decide(d.Snapshot, saga.Input{Now: now, Operation: &op, Signals: map[string][]byte{"go": nil}})
+	require.ErrorContains(t, err, "Answers or Signals beside an Operation")
+	moved, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
+	require.NoError(t, err)
+	require.Empty(t, moved.NotAllowed)
+	require.Len(t, moved.Calls, 1)
+	require.JSONEq(t, `{"Calls":["by hand"]}`, string(moved.Calls[0].State))
+	require.Equal(t, []string{"retried: no need to wait (moved from version 1 to 2, and the state was replaced)"}, notes(moved.Log))
+	require.Equal(t, 2, second.Instance(through(moved.Snapshot)).Version)
+
+	d, err = second.Decide(through(moved.Snapshot), saga.Input{Now: now, Operation: &saga.Operation{
+		Action: saga.ActionSkip, Step: "flight", Note: "x", State: []byte(`{}`),
+	}})
+	require.NoError(t, err)
+	require.Equal(t, "an attempt is in progress", d.NotAllowed)
+	_, err = first.Decide(through(moved.Snapshot), saga.Input{Now: now})
+	require.ErrorContains(t, err, "the Snapshot is one of trip version 2, not of trip version 1")
+}
