@@ -81,7 +81,8 @@ const (
 const (
 	EventAttempted EventKind = "attempted" // an attempt has ended
 	// EventStalled reports that a step has failed or been refused 8, 16, 32, ... times, or that it has not returned a
-	// LeaseTTL after its Timeout. The latter is in the log, too.
+	// LeaseTTL after its Timeout. The latter is in the log, too. Without a Step, it reports that this runner cannot read
+	// the saga, and leaves it to another build of the program.
 	EventStalled     EventKind = "stalled"
 	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
 	EventStoreFailed EventKind = "store_failed" // the runner tries again
@@ -165,7 +166,10 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 		text = "saga: stuck"
 	case EventStalled:
 		text = "saga: a step fails again and again"
-		if e.Seq > 0 {
+		switch {
+		case e.Step == "":
+			text = "saga: left to another build of the program"
+		case e.Seq > 0:
 			text = "saga: a step does not return"
 		}
 	case EventStoreFailed:

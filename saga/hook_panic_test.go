@@ -33,7 +33,9 @@ func TestPanicInAHookDoesNotPass(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, r.Stats().TakenOver)
 		synctest.Wait()
-		for _, want := range []string{"Inject panicked: inject\n", "observer panicked: created\n", "observer panicked: completed\n"} {
+		for _, want := range []string{
+			"Inject panicked: inject\n", "observer panicked: created\n", "observer panicked: completed\n",
+		} {
 			require.Contains(t, out.String(), "saga: "+want)
 		}
 

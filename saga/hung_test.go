@@ -89,7 +89,8 @@ func TestHungStepIsReportedAndTakenOver(t *testing.T) {
 					other, _ = begin(t, st, saga.RunnerConfig{}, sg)
 				}
 				if c.cancel {
-					require.NoError(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "give up"}))
+					cancel := saga.Operation{Action: saga.ActionCancel, Note: "give up"}
+					require.NoError(t, other.Operate(t.Context(), "trip-1", cancel))
 					time.Sleep(10 * time.Second)
 				}
 				require.NoError(t, other.Operate(t.Context(), "trip-1", op))

@@ -81,10 +81,15 @@ type progress struct {
 	answered bool      // Cause is the text of an answer
 	pivot    *string   // the name of the pivot; "" for none, nil if not known
 	hung     []string  // steps with an attempt that ignores the end of its ctx; never changed in place
+
+	// Of a record that a runner could not read, until one that can has written it.
+	unread time.Time // since when
+	orphan bool      // an owner before crashed, so that started steps may have taken effect
 }
 
-// stored is the form in which the Steps of a Record hold an Instance.
+// stored is the form in which the Progress of a Record holds an Instance.
 type stored struct {
+	V          int         `json:"v,omitempty"` // see progressVersion
 	TurnedBack bool        `json:"turned_back,omitempty"`
 	Canceled   bool        `json:"canceled,omitempty"`
 	Carried    string      `json:"carried,omitempty"`
@@ -95,12 +100,19 @@ type stored struct {
 	Answered   bool        `json:"answered,omitempty"`
 	Hung       []string    `json:"hung,omitempty"`
 	Steps      []StepState `json:"steps"`
+	Unread     time.Time   `json:"unread,omitzero"`
+	Orphan     bool        `json:"orphan,omitempty"`
 }
+
+// progressVersion is the V of a Progress. Fields may be added, and it is increased if a version of this package that
+// does not know them must not read it.
+const progressVersion = 0
 
 // encode returns the Steps of a Record.
 func (in *Instance) encode() []byte {
 	data, err := json.Marshal(&stored{
-		in.TurnedBack, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.hung, in.Steps,
+		V: progressVersion, TurnedBack: in.TurnedBack, Canceled: in.canceled, Carried: in.carried, Since: in.since,
+		Pivot: in.pivot, Step: in.Step, Cause: in.Cause, Answered: in.answered, Hung: in.hung, Steps: in.Steps,
 	})
 	if err != nil {
 		panic(err) // strings, numbers and times can be encoded
@@ -112,6 +124,9 @@ func (in *Instance) encode() []byte {
 func decode(rec *store.Record) (*Instance, error) {
 	var was stored
 	err := json.Unmarshal(rec.Progress, &was)
+	if err == nil && was.V > progressVersion {
+		err = fmt.Errorf("their version is %d, and this version of the package reads up to %d", was.V, progressVersion)
+	}
 	if err != nil {
 		was, err = stored{}, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
 	}
@@ -121,7 +136,7 @@ func decode(rec *store.Record) (*Instance, error) {
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,
 		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
-		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot, was.Hung},
+		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot, was.Hung, was.Unread, was.Orphan},
 	}
 	if in.since.IsZero() {
 		in.since = rec.CreatedAt

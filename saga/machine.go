@@ -60,22 +60,38 @@ func load(p *program, rec *store.Record) (*machine, error) {
 	if mismatch := m.bind(p); err == nil {
 		err = mismatch
 	}
-	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
-		m.doubt(true) // a runner that could not read the record left it as its owner had, who may have died in a step
+	// A runner that could not read the record left it as its owner had, who may have died in a step.
+	if m.orphan || m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
+		m.doubt(true)
+	}
+	if !m.unread.IsZero() && err == nil {
+		m.LastError = ""
 	}
 	return m, err
+}
+
+// stepStatuses are those that this version of the package knows.
+var stepStatuses = []StepStatus{
+	StepIdle, StepWaiting, StepStarted, StepDone, StepNoEffect, StepFailed, StepUndoing, StepUndone, StepUndoFailed,
+	StepSkipped,
 }
 
 // bind makes p the definition of the machine. It returns an error if the steps or the pivot differ; steps that
 // differ are replaced by those of p, of which none has begun.
 func (m *machine) bind(p *program) (err error) {
 	begins, pivot := newMachine(p).Steps, m.pivot
+	for _, st := range m.Steps {
+		if st.Status != "" && !slices.Contains(stepStatuses, st.Status) && err == nil {
+			err = fmt.Errorf("saga: step %s has the status %q, which this version of the package does not know",
+				st.Name, st.Status)
+		}
+	}
 	m.p, m.pivot = p, &p.pivotName
 	if !slices.EqualFunc(m.Steps, begins, func(a, b StepState) bool { return a.Name == b.Name }) {
 		m.Steps = begins
 		return fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
 	}
-	if pivot != nil && *pivot != p.pivotName {
+	if err == nil && pivot != nil && *pivot != p.pivotName {
 		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q",
 			p.name, p.version, p.pivotName, *pivot)
 	}
@@ -872,7 +888,7 @@ func (m *machine) move(p *program) error {
 		return fmt.Errorf("its pivot %s is done, and the pivot of version %d is not", *was, p.version)
 	}
 	m.p, m.Version, m.at, m.work = p, p.version, 0, make([]work, len(p.steps))
-	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
+	if m.orphan || m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true) // see load
 	}
 	return nil

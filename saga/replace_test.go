@@ -27,7 +27,9 @@ func TestOperatorEntersTheState(t *testing.T) {
 		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
 		for want, op := range map[string]saga.Operation{
 			"State and Version need a Note with the reason": {Action: saga.ActionSkip, State: state},
-			"the state does not decode":                     {Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`)},
+			"the state does not decode": {
+				Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`),
+			},
 			"need the Action retry, skip or compensate, not \"abandon\"": {
 				Action: saga.ActionAbandon, Note: "by hand", State: state,
 			},
@@ -82,10 +84,17 @@ func TestOperatorMovesASaga(t *testing.T) {
 			versions(step("flight"), charge, fixed, step("hotel")), "",
 			[]string{"do flight", "do charge", "do hotel", "do address", "do hotel"},
 		},
-		"the step renamed":      {versions(step("flight"), charge, step("hotel")), "step tickets is failed, and version 2 lacks it", nil},
-		"a finished step moved": {versions(charge, step("flight"), step("tickets")), "step charge is done, and has another place in version 2", nil},
-		"a finished step gone":  {versions(charge, step("tickets")), "step flight is done, and version 2 lacks it", nil},
-		"another pivot":         {versions(step("flight"), step("charge"), pivots(step("tickets"))), "its pivot charge is done, and the pivot of version 2 is not", nil},
+		"the step renamed": {
+			versions(step("flight"), charge, step("hotel")), "step tickets is failed, and version 2 lacks it", nil,
+		},
+		"a finished step moved": {
+			versions(charge, step("flight"), step("tickets")), "step charge is done, and has another place in version 2", nil,
+		},
+		"a finished step gone": {versions(charge, step("tickets")), "step flight is done, and version 2 lacks it", nil},
+		"another pivot": {
+			versions(step("flight"), step("charge"), pivots(step("tickets"))),
+			"its pivot charge is done, and the pivot of version 2 is not", nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -135,7 +144,8 @@ func TestOperatorMovesAWaitingSaga(t *testing.T) {
 		in, err := saga.Register(r, sg, fix).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
 		op := saga.Operation{
-			Action: saga.ActionRetry, Note: "not needed", Version: 2, State: []byte(`{"Calls":["do flight","approved by hand"]}`),
+			Action: saga.ActionRetry, Note: "not needed", Version: 2,
+			State: []byte(`{"Calls":["do flight","approved by hand"]}`),
 		}
 		if in.Owner != "" {
 			require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed, "a runner holds it")
@@ -188,7 +198,9 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	require.Empty(t, moved.NotAllowed)
 	require.Len(t, moved.Calls, 1)
 	require.JSONEq(t, `{"Calls":["by hand"]}`, string(moved.Calls[0].State))
-	require.Equal(t, []string{"retried: no need to wait (moved from version 1 to 2, and the state was replaced)"}, notes(moved.Log))
+	require.Equal(t, []string{
+		"retried: no need to wait (moved from version 1 to 2, and the state was replaced)",
+	}, notes(moved.Log))
 	require.Equal(t, 2, second.Instance(through(moved.Snapshot)).Version)
 
 	d, err = second.Decide(through(moved.Snapshot), saga.Input{Now: now, Operation: &saga.Operation{

@@ -46,6 +46,8 @@ type Runner struct {
 	backlog  bool                           // the last claim returned as many as it asked for
 	waiters  map[string][]chan store.Record // by id, for Result
 
+	unread map[string]unreadable // sagas that another build of the program may be able to read, by id
+
 	claimErr, heartbeatErr error // of the latest claim, and of the latest heartbeat
 
 	work sync.WaitGroup
@@ -74,7 +76,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	r := &Runner{
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake: make(chan struct{}, 1), programs: make(map[store.Definition]*program),
-		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record),
+		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record), unread: make(map[string]unreadable),
 		figures: figures{sagas: make(map[string]map[string]int64), stored: make(map[string]Count)},
 	}
 	r.tx, _ = st.(store.TxStore)
@@ -176,6 +178,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	for _, loop := range []func(){
 		func() { r.claimLoop(ctx) },
 		func() { r.listenLoop(ctx) },
+		func() { r.survey(ctx) },
 		func() { every(ctx, r.cfg.Poll, nil, func() time.Duration { return r.sweep(ctx) }) },
 		// The heartbeat ends with the ctx of the attempts. Otherwise a step that hangs, or a store that
 		// accepts heartbeats and fails every commit, would keep a saga forever.
@@ -694,11 +697,15 @@ func (h *hold) accept(d *Decision) {
 	}
 }
 
-// load makes the machine from the record. If it cannot, the saga is stuck.
+// load makes the machine from the record. If it cannot, it leaves the saga to another build of the program. If there is
+// none, the saga is stuck.
 func (h *hold) load() {
 	var err error
 	readable := false
 	h.m, err = load(h.p, &h.rec)
+	if h.r.noteReadable(&h.rec, err); err != nil && h.leaveToOthers(err) {
+		return
+	}
 	if err == nil {
 		_, err = h.p.decode(h.rec.State)
 		readable = err == nil

@@ -228,6 +228,11 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostR
 	}
 	return store.PostRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
 		p, _ := r.program(rec.Saga, rec.Version) // nil if only another process knows it
+		if p != nil {
+			if _, err := load(p, rec); err != nil {
+				p = nil // another build of the program has the steps of the record
+			}
+		}
 		if why := refuseSignal(show(rec, p), p, name); why != "" {
 			return fmt.Errorf("%w: %s", ErrNotAllowed, why)
 		}

@@ -175,7 +175,8 @@ func (f *figures) store(counts []Count) {
 //
 // Its health queries the store. It fails if the store does not answer, or if the runner's latest claim or heartbeat
 // failed ("store_down"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner holds does not
-// return ("stalled", see [EventStalled]). It warns if a saga has been due for 1 minute and no runner has claimed it
+// return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read ("unreadable", see
+// [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it
 // ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
@@ -242,6 +243,20 @@ func (r *Runner) health(ctx context.Context) policy.Health {
 			h.Status, h.State = policy.Fail, "stalled"
 		}
 		h.Detail = strings.Join(details, "; ")
+	}
+	if id, why, n := r.unreadSagas(); n > 0 {
+		detail := fmt.Sprintf("saga %q: %v", id, why)
+		if n > 1 {
+			detail = fmt.Sprintf("%s cannot be read, such as %s", number(n), detail)
+		}
+		if h.Status == policy.Pass {
+			h.Status = policy.Warn
+		}
+		h.State = cmp.Or(h.State, "unreadable")
+		if h.Detail != "" {
+			detail = h.Detail + "; " + detail
+		}
+		h.Detail = detail
 	}
 	return h
 }

@@ -185,6 +185,9 @@ func members(data []byte) (list []member, ok bool) {
 		}
 		list = append(list, m)
 	}
+	if end, err := d.Token(); err != nil || end != json.Delim('}') {
+		return nil, false
+	}
 	return list, true
 }
 

@@ -43,17 +43,25 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 		change func(*known)
 		want   string // the fields that the change concerns
 	}{
-		"at the top":       {`{"x":{"y":[1.0,null]},"name":"a"}`, func(k *known) { k.Name = "b" }, `{"name":"b","x":{"y":[1.0,null]}}`},
-		"nothing to keep":  {`{"ID":"1"}`, func(k *known) { k.ID = "2" }, `{"ID":"2"}`},
-		"in another case":  {`{"NAME":"a","id":"1"}`, func(k *known) { k.Name = "b" }, `{"name":"b","ID":"1"}`},
-		"a zeroed field":   {`{"count":1,"x":1}`, func(k *known) { k.Count = 0 }, `{"x":1}`},
-		"an invalid tag":   {`{"Odd":"1","x":1}`, func(k *known) { k.Odd = "" }, `{"x":1}`},
-		"a large number":   {`{"x":9007199254740993}`, nil, `{"x":9007199254740993}`},
-		"in a struct":      {`{"home":{"street":"a","zip":"1"}}`, func(k *known) { k.Home.Street = "b" }, `{"home":{"street":"b","zip":"1"}}`},
+		"at the top": {
+			`{"x":{"y":[1.0,null]},"name":"a"}`, func(k *known) { k.Name = "b" }, `{"name":"b","x":{"y":[1.0,null]}}`,
+		},
+		"nothing to keep": {`{"ID":"1"}`, func(k *known) { k.ID = "2" }, `{"ID":"2"}`},
+		"in another case": {`{"NAME":"a","id":"1"}`, func(k *known) { k.Name = "b" }, `{"name":"b","ID":"1"}`},
+		"a zeroed field":  {`{"count":1,"x":1}`, func(k *known) { k.Count = 0 }, `{"x":1}`},
+		"an invalid tag":  {`{"Odd":"1","x":1}`, func(k *known) { k.Odd = "" }, `{"x":1}`},
+		"a large number":  {`{"x":9007199254740993}`, nil, `{"x":9007199254740993}`},
+		"in a struct": {
+			`{"home":{"street":"a","zip":"1"}}`, func(k *known) { k.Home.Street = "b" }, `{"home":{"street":"b","zip":"1"}}`,
+		},
 		"in a zero struct": {`{"home":{"zip":"1"}}`, func(k *known) { k.Name = "b" }, `{"name":"b","home":{"zip":"1"}}`},
-		"an emptied one":   {`{"home":{"street":"a","zip":"1"}}`, func(k *known) { k.Home = knownPart{} }, `{"home":{"zip":"1"}}`},
-		"behind a pointer": {`{"work":{"zip":"1"}}`, func(k *known) { k.Work.Street = "b" }, `{"work":{"street":"b","zip":"1"}}`},
-		"a nil pointer":    {`{"work":{"zip":"1"},"x":1}`, func(k *known) { k.Work = nil }, `{"x":1}`},
+		"an emptied one": {
+			`{"home":{"street":"a","zip":"1"}}`, func(k *known) { k.Home = knownPart{} }, `{"home":{"zip":"1"}}`,
+		},
+		"behind a pointer": {
+			`{"work":{"zip":"1"}}`, func(k *known) { k.Work.Street = "b" }, `{"work":{"street":"b","zip":"1"}}`,
+		},
+		"a nil pointer": {`{"work":{"zip":"1"},"x":1}`, func(k *known) { k.Work = nil }, `{"x":1}`},
 		"in a map": {
 			`{"by_name":{"a":{"zip":"1"},"b":{"zip":"2"}}}`,
 			func(k *known) { delete(k.ByName, "a"); k.ByName["c"] = &knownPart{} },
