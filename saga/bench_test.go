@@ -29,8 +29,7 @@ func BenchmarkRun(b *testing.B) {
 	}
 }
 
-// BenchmarkRunner measures a saga of five steps in a runner, with a store that
-// costs almost nothing.
+// BenchmarkRunner measures a saga of five steps in a runner with a store that costs almost nothing.
 func BenchmarkRunner(b *testing.B) {
 	nothing := func(context.Context, *int) error { return nil }
 	sg := &saga.Saga[int]{Name: "bench"}

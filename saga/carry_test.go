@@ -25,9 +25,9 @@ func withTrace(ctx context.Context, trace string) context.Context {
 	return context.WithValue(ctx, traceKey{}, trace)
 }
 
-// TestSagaCarriesTheContextOfItsStart starts sagas with a trace, one of them in a
-// transaction, stops the process, and lets another one finish them.
-func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
+// TestSagaCarriesStartContext starts sagas with a trace, one of them in a transaction, stops the process, and lets
+// another process finish them.
+func TestSagaCarriesStartContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		seen := func(ctx context.Context, s *trip) { s.Calls = append(s.Calls, trace(ctx)) }
@@ -40,7 +40,7 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 		do := car.Do
 		car.Do = func(ctx context.Context, s *trip) error {
 			if wait {
-				return errDeclined // and park
+				return errDeclined // and parks
 			}
 			return do(ctx, s)
 		}
@@ -67,7 +67,8 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 		stop()
 		wait = false
 		r, _ = begin[trip](t, store, cfg, sg)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "now"}), "an operator's write keeps it")
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "now"}),
+			"an operator's write retains it")
 		for id, want := range map[string]string{"trip-1": "trace 1", "trip-2": "trace 2"} {
 			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)
@@ -80,8 +81,8 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 	})
 }
 
-// TestSagaCannotCarryEverything is not carried, and harms nothing.
-func TestSagaCannotCarryEverything(t *testing.T) {
+// TestOversizedContextIsNotCarried: the saga starts without it.
+func TestOversizedContextIsNotCarried(t *testing.T) {
 	for name, cfg := range map[string]saga.RunnerConfig{
 		"nothing":           {Inject: func(context.Context) string { return "" }},
 		"too much":          {Inject: func(context.Context) string { return strings.Repeat("x", 4097) }},

@@ -20,18 +20,18 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A parcel is the state of the children, which write into a book that all share.
+// A parcel is the state of a child.
 type parcel struct {
 	Weight int
 	Label  string
 }
 
-// A warehouse is the participant of the children.
+// A warehouse is the participant of the children. Its methods are safe for concurrent use.
 type warehouse struct {
-	mu   sync.Mutex               // of did
-	did  []string                 // each call as "do pack order-1/parcels/0"
-	fail map[string]error         // of a call
-	hold map[string]chan struct{} // a call waits for its channel
+	mu   sync.Mutex               // guards did
+	did  []string                 // each call, such as "do pack order-1/parcels/0"
+	fail map[string]error         // the error of a call
+	hold map[string]chan struct{} // the channel that a call waits for
 }
 
 func (w *warehouse) step(name string) saga.Step[parcel] {
@@ -63,7 +63,7 @@ func (w *warehouse) parcel() *saga.Saga[parcel] {
 	return &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), w.step("ship")}}
 }
 
-// parcels returns a step with so many children.
+// parcels returns a step with n children.
 func (w *warehouse) parcels(n int) saga.Step[trip] {
 	return saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
 		list := make([]parcel, n)
@@ -96,7 +96,8 @@ func TestChildren(t *testing.T) {
 				startOrder(t, r, sg)
 				s, err := result[trip](t.Context(), r, "order-1")
 				require.NoError(t, err)
-				require.Equal(t, append(append([]string{"do flight"}, []string{"shiped 0", "shiped 1", "shiped 2"}[:n]...), "do car"), s.Calls)
+				require.Equal(t, append(append([]string{"do flight"}, []string{"shiped 0", "shiped 1", "shiped 2"}[:n]...),
+					"do car"), s.Calls)
 				if places > 1 {
 					require.Zero(t, time.Since(begun), "each end wakes the parent")
 				}
@@ -109,7 +110,7 @@ func TestChildren(t *testing.T) {
 					_, err = start(t.Context(), r, w.parcel(), in.ID, parcel{})
 					require.NoError(t, err, "it exists, as any saga")
 				}
-				synctest.Wait() // the end of the order may be read before it is counted
+				synctest.Wait() // Result may return before the end is counted
 				require.EqualValues(t, n+1, total(r, "status=started"))
 				require.EqualValues(t, n+1, total(r, "status=completed"))
 			})
@@ -117,8 +118,8 @@ func TestChildren(t *testing.T) {
 	}
 }
 
-// TestParentThatWaitsHoldsNoPlace: the only place is free for its child.
-func TestParentThatWaitsHoldsNoPlace(t *testing.T) {
+// TestWaitingParentHoldsNoPlace leaves the only place to the child.
+func TestWaitingParentHoldsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
@@ -142,14 +143,13 @@ func TestParentThatWaitsHoldsNoPlace(t *testing.T) {
 	})
 }
 
-// TestChildThatIsCompensatedTurnsItsParentBack, with its other children, whether these
-// are running or completed.
-func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
+// TestCompensatedChildTurnsParentBack turns the other children back too, whether they are running or completed.
+func TestCompensatedChildTurnsParentBack(t *testing.T) {
 	full := saga.Declined(errors.New("full"))
 	for name, hold := range map[string]bool{"the other is running": true, "the other is completed": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fails := make(chan struct{}) // when the other has begun, or is completed
+				fails := make(chan struct{}) // closed when the other child has started or is completed
 				w := &warehouse{
 					fail: map[string]error{"do ship order-1/parcels/1": full},
 					hold: map[string]chan struct{}{"do ship order-1/parcels/1": fails},
@@ -165,7 +165,8 @@ func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 				s, err := result[trip](t.Context(), r, "order-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.LessOrEqual(t, time.Since(begun), time.Hour+time.Second)
-				require.ErrorContains(t, err, `child "order-1/parcels/1": saga: parcel "order-1/parcels/1": compensated: step ship: full`)
+				require.ErrorContains(t, err,
+					`child "order-1/parcels/1": saga: parcel "order-1/parcels/1": compensated: step ship: full`)
 				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 				slices.Sort(w.did)
 				want := []string{
@@ -183,9 +184,9 @@ func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 	}
 }
 
-// TestRetryStartsFailedChildrenAgain of a step that does not turn its saga back, under new
-// ids: those that were compensated or abandoned, and no others.
-func TestRetryStartsFailedChildrenAgain(t *testing.T) {
+// TestRetryRestartsFailedChildren retries a step that does not turn its saga back. Only the children that were
+// compensated or abandoned start again, under new IDs.
+func TestRetryRestartsFailedChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full, never := saga.Declined(errors.New("full")), make(chan struct{})
 		w := &warehouse{
@@ -204,10 +205,12 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 			require.ErrorContains(t, err, "full")
 		}
 		stuck()
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/2", saga.Operation{Action: saga.ActionAbandon, Note: "lost"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/2",
+			saga.Operation{Action: saga.ActionAbandon, Note: "lost"}))
 		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
 		stuck()
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "now it has room"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1",
+			saga.Operation{Action: saga.ActionRetry, Note: "now it has room"}))
 		s, err := result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do charge", "shiped 0", "shiped 1", "shiped 2", "do letter"}, s.Calls)
@@ -217,13 +220,14 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 		for _, in := range page {
 			all = append(all, strings.TrimPrefix(in.ID, "order-1/parcels/")+" "+string(in.Status))
 		}
-		require.Equal(t, []string{"0 completed", "1 compensated", "2 abandoned", "4 compensated", "5 completed", "7 completed"}, slices.Sorted(slices.Values(all)))
+		require.Equal(t, []string{"0 completed", "1 compensated", "2 abandoned", "4 compensated", "5 completed",
+			"7 completed"}, slices.Sorted(slices.Values(all)))
 	})
 }
 
-// TestRetryOfAStepThatBeginsOtherChildrenNow leaves the saga stuck: which of them is which
-// cannot be known.
-func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
+// TestRetryWithChangedChildrenStaysStuck: begin now returns another number of children, so they cannot be matched
+// with the earlier ones.
+func TestRetryWithChangedChildrenStaysStuck(t *testing.T) {
 	for name, again := range map[string]func() ([]parcel, error){
 		"the step has 1 children, and begin returns 2": func() ([]parcel, error) { return make([]parcel, 2), nil },
 		"nothing to send": func() ([]parcel, error) { return nil, saga.Permanent(errors.New("nothing to send")) },
@@ -233,12 +237,13 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errors.New("full"))}}
 				charge, retried := step("charge"), false
 				charge.Pivot = true
-				sg := sequence(charge, saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
-					if retried {
-						return again()
-					}
-					return make([]parcel, 1), nil
-				}, nil)})
+				sg := sequence(charge,
+					saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
+						if retried {
+							return again()
+						}
+						return make([]parcel, 1), nil
+					}, nil)})
 				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				startOrder(t, r, sg)
 				_, err := result[trip](t.Context(), r, "order-1")
@@ -255,11 +260,13 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 	}
 }
 
-// TestBeginThatChangesTheState so that it cannot be kept is a failure, and its children turn back.
-func TestBeginThatChangesTheState(t *testing.T) {
+// TestBeginChangingStateFails: begin must not change the state. If it does, the step fails and its children turn
+// back.
+func TestBeginChangingStateFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{{Name: "parcel", Child: saga.ChildOf((&warehouse{}).parcel(),
-			func(s *float64) (parcel, error) { *s = math.NaN(); return parcel{}, nil }, nil)}}}
+		sg := &saga.Saga[float64]{Name: "sum",
+			Steps: []saga.Step[float64]{{Name: "parcel", Child: saga.ChildOf((&warehouse{}).parcel(),
+				func(s *float64) (parcel, error) { *s = math.NaN(); return parcel{}, nil }, nil)}}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Register(r, sg).Start(t.Context(), "order-1", 1)
 		require.NoError(t, err)
@@ -272,8 +279,9 @@ func TestBeginThatChangesTheState(t *testing.T) {
 	})
 }
 
-// TestVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
-func TestVoidOfAParentLeavesNoChild(t *testing.T) {
+// TestDeclinedParentLeavesNoChild: a Declined error of begin or end says nothing about the children, so they are
+// turned back.
+func TestDeclinedParentLeavesNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(w.parcel(),
@@ -289,9 +297,8 @@ func TestVoidOfAParentLeavesNoChild(t *testing.T) {
 	})
 }
 
-// TestParentThatTurnsBackTurnsItsChildrenBack after they are completed, or while they
-// run.
-func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
+// TestCompensatingParentTurnsChildrenBack turns the parent back after its children are completed, or while they run.
+func TestCompensatingParentTurnsChildrenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(2), failing("car", saga.Declined(errDeclined)))
@@ -304,9 +311,10 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Len(t, w.did, 8)
-		require.EqualValues(t, 3, turned.Load(), "each is told")
+		require.EqualValues(t, 3, turned.Load(), "each child is reported")
 		require.Zero(t, time.Since(begun))
-		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed", "turned_back", "step_undone ship", "step_undone pack", "compensated"},
+		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed", "turned_back",
+			"step_undone ship", "step_undone pack", "compensated"},
 			events(t, r, "order-1/parcels/1"))
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
@@ -327,9 +335,9 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	})
 }
 
-// TestParentOfAChildThatNobodyKnowsIsStuck: it is completed, and its version was taken from the program. The parent
-// does not wait for it in silence.
-func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
+// TestParentOfUnknownChildIsStuck: the child is completed, and no runner knows its version any more. The parent is
+// reported instead of waiting silently.
+func TestParentOfUnknownChildIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, st := &warehouse{}, saga.NewMemory()
 		paid := saga.Step[trip]{Name: "paid", Await: "paid"}
@@ -341,7 +349,8 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 
 		newer := w.parcel()
 		newer.Version = 2
-		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		parcels := saga.Step[trip]{Name: "parcels",
+			Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(parcels, paid))
 		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(time.Hour)
@@ -359,18 +368,20 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 	})
 }
 
-// newer returns the step of a program that no longer has the first version of the parcel.
+// newer returns the step of a program without version 1 of the parcel.
 func (w *warehouse) newer() saga.Step[trip] {
 	child := w.parcel()
 	child.Version = 2
-	return saga.Step[trip]{Name: "parcels", UndoAttempts: 1, Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
+	return saga.Step[trip]{Name: "parcels", UndoAttempts: 1,
+		Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
 }
 
-// TestParentOfAChildThatOneRunnerDoesNotKnow waits for another that does, while a deployment is under way. Other
-// children turn back meanwhile.
-func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
+// TestParentWaitsForRunnerKnowingItsChild: during a deployment, another runner knows the definition of the child.
+// The other children turn back while the parent waits.
+func TestParentWaitsForRunnerKnowingItsChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, st := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}}, saga.NewMemory()
+		w, st := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}},
+			saga.NewMemory()
 		sg := sequence(w.parcels(2))
 		first, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, first, sg)
@@ -383,7 +394,7 @@ func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
 		require.True(t, in.CancelRequested)
-		require.NotZero(t, total(r, "outcome=refused"), "it does not wait in silence")
+		require.NotZero(t, total(r, "outcome=refused"), "it reports what it waits for")
 		stop()
 		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
 		_, err = result[trip](t.Context(), r, "order-1")
@@ -391,8 +402,8 @@ func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
 	})
 }
 
-// TestParentOfAStuckChildThatNobodyKnows waits for it, as for any that is stuck.
-func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
+// TestParentWaitsForUnknownStuckChild checks that the parent waits as for any stuck child.
+func TestParentWaitsForUnknownStuckChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, st := &warehouse{fail: map[string]error{
 			"do ship order-1/parcels/0": saga.Declined(errDeclined), "undo pack order-1/parcels/0": saga.Permanent(errDeclined),
@@ -413,15 +424,16 @@ func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
 	})
 }
 
-// TestPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
-// the parent turns back.
-func TestPivotWhoseChildIsCompensated(t *testing.T) {
+// TestCompensatedChildOfPivotTurnsBack: a pivot whose child was compensated took no effect, even if the child has a
+// pivot itself. The parent turns back.
+func TestCompensatedChildOfPivotTurnsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)}}
 		ship := w.step("ship")
 		ship.Pivot, ship.Undo = true, nil
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
-		pivot := saga.Step[trip]{Name: "parcels", Pivot: true, Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		pivot := saga.Step[trip]{Name: "parcels", Pivot: true,
+			Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		sg := sequence(step("flight"), pivot, step("car"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
@@ -431,10 +443,10 @@ func TestPivotWhoseChildIsCompensated(t *testing.T) {
 	})
 }
 
-// A forgetful store tells its runner that it has lost a saga, and lets it claim none.
+// A forgetful store reports in a heartbeat that the runner has lost a saga, and returns no saga from Claim.
 type forgetful struct {
 	store.Store
-	forgot atomic.Value // the id
+	forgot atomic.Value // its ID
 }
 
 func (f *forgetful) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
@@ -449,8 +461,8 @@ func (f *forgetful) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 	return f.Store.Claim(ctx, req)
 }
 
-// TestUndoOfAChildThatIsStuckWaits for the operator.
-func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
+// TestUndoWaitsForStuckChild waits until an operator resolves it.
+func TestUndoWaitsForStuckChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
 		sg := sequence(w.parcels(1), failing("car", saga.Declined(errDeclined)))
@@ -462,15 +474,17 @@ func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
 		require.Equal(t, saga.Compensating, in.Status)
 		require.Zero(t, r.Stats().StoreErrors)
 		clear(w.fail)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
+			saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}),
+			saga.ErrNotAllowed)
 	})
 }
 
-// TestParentTurnsAChildBackThatIsStuck on its way forward.
-func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
+// TestParentTurnsStuckChildBack turns back a child that is stuck while it goes forward.
+func TestParentTurnsStuckChildBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, fails := &warehouse{}, true
 		st := &gate{Store: saga.NewMemory()}
@@ -483,26 +497,27 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 		}
 		child := w.parcel()
 		child.Steps[1].Await = "go"
-		sg := sequence(saga.Step[trip]{Name: "parcels", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
+		sg := sequence(saga.Step[trip]{Name: "parcels",
+			Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
 		r, _ := observed(t, store.Store(st), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		rec, err := st.Load(t.Context(), "order-1/parcels/0")
 		require.NoError(t, err)
 		_, err = st.Commit(t.Context(), store.CommitRequest{
-			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Progress: rec.Progress,
+			Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
 		})
 		require.NoError(t, err)
 		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
-		require.EqualValues(t, 1, r.Stats().StoreErrors, "the first try is told of")
+		require.EqualValues(t, 1, r.Stats().StoreErrors, "the first try is reported")
 	})
 }
 
-// A reverting store has another owner of the parent turn a child back that is completed, when it
-// is read for the first time.
+// A reverting store lets another owner of the parent turn a completed child back when the child is first read.
 type reverting struct {
 	store.Store
 	idle atomic.Bool
@@ -512,13 +527,14 @@ func (s *reverting) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.Store.Load(ctx, id)
 	if rec.Parent != "" && rec.Status == saga.Completed && s.idle.CompareAndSwap(false, true) {
 		_, err = s.Store.Commit(ctx, store.CommitRequest{
-			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Compensated, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventCompensated}}, Release: true,
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Compensated, Progress: rec.Progress,
+			Log: []store.Entry{{Kind: saga.EventCompensated}}, Release: true,
 		})
 	}
 	return rec, err
 }
 
-// TestChildIsTurnedBackOnce, though two owners of its parent want to.
+// TestChildIsTurnedBackOnce lets two owners of the parent turn the same child back.
 func TestChildIsTurnedBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
@@ -538,8 +554,7 @@ func TestChildIsTurnedBackOnce(t *testing.T) {
 	})
 }
 
-// TestDefinitionMayBeItsOwnChild.
-func TestDefinitionMayBeItsOwnChild(t *testing.T) {
+func TestDefinitionIsItsOwnChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[parcel]{Name: "box"}
 		sg.Steps = []saga.Step[parcel]{{Name: "inside", Child: saga.ChildrenOf(sg,
@@ -555,14 +570,15 @@ func TestDefinitionMayBeItsOwnChild(t *testing.T) {
 	})
 }
 
-func TestChildThatIsAbandonedIsNotUndone(t *testing.T) {
+func TestAbandonedChildIsNotUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(step("flight"), w.parcels(1))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Hour)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
+			saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
 		begun := time.Now()
 		s, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
@@ -572,9 +588,9 @@ func TestChildThatIsAbandonedIsNotUndone(t *testing.T) {
 	})
 }
 
-// TestChildThatStartsLateDoesNothing: an owner that was cut off while it started children
-// goes on after the next owner has turned back.
-func TestChildThatStartsLateDoesNothing(t *testing.T) {
+// TestLateChildDoesNothing: an owner that was cut off while it started children continues after the next owner has
+// turned back.
+func TestLateChildDoesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &lateStart{Store: saga.NewMemory(), wake: make(chan struct{})}
 		w := &warehouse{}
@@ -598,19 +614,19 @@ func TestChildThatStartsLateDoesNothing(t *testing.T) {
 		time.Sleep(time.Hour)
 		did := slices.Clone(w.did)
 		slices.Sort(did)
-		for i := range 2 { // the third is never started
+		for i := range 2 { // the third one never starts
 			in, err := other.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
 			require.NoError(t, err)
 			require.Equal(t, saga.Compensated, in.Status, did)
 		}
 		require.NotContains(t, did, "do pack order-1/parcels/1")
 		_, err = other.Get(t.Context(), saga.ChildID("order-1", "parcels", 2))
-		require.ErrorIs(t, err, saga.ErrNotFound, "nor does it start those that follow")
+		require.ErrorIs(t, err, saga.ErrNotFound, "later children do not start either")
 	})
 }
 
-// A lateStart delays the Start of the second child until wake is closed, and cuts the
-// process off, whose Starts arrive nevertheless.
+// A lateStart store delays the Start of the second child until wake is closed. All other calls of the process fail
+// by then.
 type lateStart struct {
 	store.Store
 	wake       chan struct{}
@@ -623,7 +639,7 @@ func (s *lateStart) Start(ctx context.Context, req store.StartRequest) (store.Re
 		<-s.wake
 	}
 	if s.cut.Load() {
-		ctx = context.Background() // the process does not know yet
+		ctx = context.Background() // the process has not noticed yet
 	}
 	return s.Store.Start(ctx, req)
 }
@@ -642,8 +658,8 @@ func (s *lateStart) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 	return s.Store.Claim(ctx, req)
 }
 
-// TestRegisterRefusesWhatAnyChildNeeds, not the first one's alone.
-func TestRegisterRefusesWhatAnyChildNeeds(t *testing.T) {
+// TestRegisterChecksNeedsOfAllChildren checks every child, not only the first one.
+func TestRegisterChecksNeedsOfAllChildren(t *testing.T) {
 	begin := func(*trip) (trip, error) { return trip{}, nil }
 	plain, tx := sequence(step("flight")), sequence(inTx("hotel"))
 	plain.Name, tx.Name = "plain", "tx"
@@ -656,11 +672,12 @@ func TestRegisterRefusesWhatAnyChildNeeds(t *testing.T) {
 	})
 }
 
-func TestChildWhoseIDIsTaken(t *testing.T) {
+func TestChildIDInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		child := w.parcel()
-		st := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		st := saga.Step[trip]{Name: "parcel",
+			Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		sg := sequence(step("flight"), st)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Register(r, child).Start(t.Context(), "order-1/parcel/0", parcel{})
@@ -674,16 +691,17 @@ func TestChildWhoseIDIsTaken(t *testing.T) {
 	})
 }
 
-// TestChildThatEndedIsKeptForItsParent, and what the child has started itself too: the
-// parent may turn back long after Keep.
-func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
+// TestEndedChildIsRetainedForParent keeps a child, and the child's own children, for longer than their Retention,
+// since the parent may still turn back.
+func TestEndedChildIsRetainedForParent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		parcels := w.parcels(2)
 		middle := sequence(parcels)
 		middle.Name = "middle"
 		of := saga.ChildOf(middle, func(*trip) (trip, error) { return trip{}, nil }, nil)
-		sg := sequence(saga.Step[trip]{Name: "middle", Child: of}, saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
+		sg := sequence(saga.Step[trip]{Name: "middle", Child: of},
+			saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
 			Poll: 10 * time.Minute, LeaseTTL: time.Hour, Retention: saga.Retention{Completed: time.Hour, Compensated: time.Hour},
 		}, sg)
@@ -700,7 +718,7 @@ func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
 	})
 }
 
-// A countingReads counts the reads of children, and how often their parent is woken.
+// A countingReads store counts the reads of children and the messages that wake their parent.
 type countingReads struct {
 	store.Store
 	loads, listed, woken atomic.Int64
@@ -726,9 +744,9 @@ func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest)
 	return list, err
 }
 
-// TestChildEndsCheaply, however many siblings it has: they end one by one
-// while their parent waits, on the way forward and on the way back.
-func TestChildEndsCheaply(t *testing.T) {
+// TestChildEndCostIsBounded ends many children one by one while their parent waits, first completed and then
+// compensated. The cost of each does not depend on the number of siblings.
+func TestChildEndCostIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
 		store := &countingReads{Store: saga.NewMemory()}
@@ -736,7 +754,8 @@ func TestChildEndsCheaply(t *testing.T) {
 			time.Sleep(time.Duration(1+p.Weight) * time.Minute)
 			return nil
 		}
-		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{Name: "pack", Do: slow, Undo: slow, Timeout: 100 * time.Hour}}}
+		child := &saga.Saga[parcel]{Name: "parcel",
+			Steps: []saga.Step[parcel]{{Name: "pack", Do: slow, Undo: slow, Timeout: 100 * time.Hour}}}
 		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) {
 			list := make([]parcel, n)
 			for i := range list {
@@ -754,7 +773,7 @@ func TestChildEndsCheaply(t *testing.T) {
 			require.LessOrEqual(t, store.loads.Swap(0), int64(loads))
 			require.LessOrEqual(t, store.listed.Swap(0), int64(listed))
 		}
-		const few = 50 // looks of the parent, in case nobody told it
+		const few = 50 // reads by the parent, in case no child woke it
 		look((n+1)*time.Minute, n, (few+1)*n)
 		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		look((n+1)*time.Minute, 2*n, (few+1)*n)
@@ -765,8 +784,9 @@ func TestChildEndsCheaply(t *testing.T) {
 	})
 }
 
-// TestPivotOfChildrenWaitsInPeace although one of them has failed, until all have ended.
-func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
+// TestPivotWaitsUntilAllChildrenEnded: one child has failed, and the pivot still waits for the others without
+// polling often.
+func TestPivotWaitsUntilAllChildrenEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{
 			fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)},
@@ -794,7 +814,7 @@ func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
 	})
 }
 
-func TestStoreThatFailsFailsNoChild(t *testing.T) {
+func TestStoreErrorFailsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &noStart{Store: saga.NewMemory(), fails: 20}
 		w := &warehouse{}
@@ -807,9 +827,9 @@ func TestStoreThatFailsFailsNoChild(t *testing.T) {
 	})
 }
 
-// TestChildThatEndsAtTheMomentOfParking, in another process, which does not find its parent
-// written back yet.
-func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
+// TestChildEndsJustBeforeParentParks: the child ends in another process, which finds that its parent is not parked
+// yet.
+func TestChildEndsJustBeforeParentParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
@@ -819,7 +839,8 @@ func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 			rec, err := st.Load(t.Context(), "order-1/parcels/0")
 			require.NoError(t, err)
 			_, err = st.Store.Commit(t.Context(), store.CommitRequest{
-				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
+				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Progress: rec.Progress,
+				Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
 			})
 			require.NoError(t, err)
 			_, err = st.Post(t.Context(), store.PostRequest{ID: rec.Parent})
@@ -833,7 +854,7 @@ func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 	})
 }
 
-// A listless store fails to list children now and then.
+// A listless store sometimes fails to list children.
 type listless struct {
 	store.Store
 	fails atomic.Bool
@@ -846,8 +867,8 @@ func (s *listless) Children(ctx context.Context, req store.ChildrenRequest) ([]s
 	return s.Store.Children(ctx, req)
 }
 
-// TestStoreThatFailsForgetsNoChild of a step that waits for them.
-func TestStoreThatFailsForgetsNoChild(t *testing.T) {
+// TestStoreErrorForgetsNoChild fails a read of the children for which a step waits.
+func TestStoreErrorForgetsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(2))
@@ -867,8 +888,8 @@ func TestStoreThatFailsForgetsNoChild(t *testing.T) {
 	})
 }
 
-// TestStoreThatFailsFailsNoUndoOfChildren: the step looks at them again.
-func TestStoreThatFailsFailsNoUndoOfChildren(t *testing.T) {
+// TestStoreErrorFailsNoUndoOfChildren checks that the step reads its children again.
+func TestStoreErrorFailsNoUndoOfChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, w, car := &listless{Store: saga.NewMemory()}, &warehouse{}, step("car")
 		parcels := w.parcels(1)
@@ -886,8 +907,8 @@ func TestStoreThatFailsFailsNoUndoOfChildren(t *testing.T) {
 	})
 }
 
-// TestChildrenThatTurnBackCostLittle: the last of them wakes their parent, which reads none again meanwhile.
-func TestChildrenThatTurnBackCostLittle(t *testing.T) {
+// TestCompensatedChildrenWakeParentOnce: the last child wakes the parent, which reads no child before that.
+func TestCompensatedChildrenWakeParentOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{
 			Name: "pack", Timeout: 100 * time.Hour, Undo: func(context.Context, *parcel) error { return nil },
@@ -912,7 +933,7 @@ func TestChildrenThatTurnBackCostLittle(t *testing.T) {
 	})
 }
 
-// A noStart fails to start children.
+// A noStart store fails to start children.
 type noStart struct {
 	store.Store
 	fails int
@@ -927,7 +948,7 @@ func (s *noStart) Start(ctx context.Context, req store.StartRequest) (store.Reco
 	return s.Store.Start(ctx, req)
 }
 
-func TestChildIDFits(t *testing.T) {
+func TestChildIDLength(t *testing.T) {
 	require.Equal(t, "order-1/parcels/7", saga.ChildID("order-1", "parcels", 7))
 	seen := make(map[string]bool)
 	id := "é" + strings.Repeat("ü", 90)
@@ -943,9 +964,9 @@ func TestChildIDFits(t *testing.T) {
 	}
 }
 
-// TestChildThatAnOperatorHasTurnedBack before any runner had it is not taken for one that
-// its parent never starts: the children after it are turned back, and the parent waits for them.
-func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
+// TestChildTurnedBackByOperator: an operator turns a child back before a runner claims it. The parent does not
+// mistake it for a child that it never starts: it turns the later children back and waits for them.
+func TestChildTurnedBackByOperator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undo := make(chan struct{})
 		time.AfterFunc(time.Minute, func() { close(undo) })
@@ -955,7 +976,7 @@ func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 		st := saga.NewMemory()
 		sg := sequence(w.parcels(2))
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		// A runner has started both children, and crashed before it recorded that.
+		// A runner has started both children and crashed before it recorded them.
 		for _, req := range []store.StartRequest{
 			{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","m":true}]}`)},
 			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
@@ -967,7 +988,8 @@ func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 		}
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionCompensate, Note: "not this one"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
+			saga.Operation{Action: saga.ActionCompensate, Note: "not this one"}))
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
@@ -976,9 +998,10 @@ func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 	})
 }
 
-// TestChildThatHasBegun before its parent has recorded it is not taken for one that its parent
-// never starts: it goes on, or is turned back with the children after it before the parent ends.
-func TestChildThatHasBegun(t *testing.T) {
+// TestChildStartedBeforeParentRecord: a child starts before its parent has recorded it. The parent does not mistake
+// it for a child that it never starts: the child continues, or turns back with the later children before the parent
+// ends.
+func TestChildStartedBeforeParentRecord(t *testing.T) {
 	for _, cancel := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			later := make(chan struct{})
@@ -990,10 +1013,13 @@ func TestChildThatHasBegun(t *testing.T) {
 			child := []byte(`{"steps":[{"n":"pack","s":"done"},{"n":"ship","s":"started"}]}`)
 			for _, req := range []store.StartRequest{
 				{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","m":true}]}`)},
-				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventStepDone}}},
-				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventStepDone}}},
+				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child,
+					Log: []store.Entry{{Kind: saga.EventStepDone}}},
+				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child,
+					Log: []store.Entry{{Kind: saga.EventStepDone}}},
 			} {
-				req.Status, req.State, req.Log = saga.Running, []byte(`{}`), append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
+				req.Status, req.State, req.Log = saga.Running, []byte(`{}`),
+					append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
 				_, _, err := st.Start(t.Context(), req)
 				require.NoError(t, err)
 			}
@@ -1006,7 +1032,7 @@ func TestChildThatHasBegun(t *testing.T) {
 			require.NoError(t, err)
 			blind := &unread{Store: st}
 			r, _ := observed[trip](t, blind, saga.RunnerConfig{}, silent, sg)
-			require.True(t, blind.failed.Load(), "which says nothing of whether it has begun")
+			require.True(t, blind.failed.Load(), "an unreadable child may have started")
 			_, err = result[trip](t.Context(), r, "order-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)
 			for _, id := range []string{"order-1/parcels/0", "order-1/parcels/1"} {
@@ -1018,7 +1044,7 @@ func TestChildThatHasBegun(t *testing.T) {
 	}
 }
 
-// An unread store fails to read the first child once.
+// An unread store fails the first read of the first child.
 type unread struct {
 	store.Store
 	failed atomic.Bool

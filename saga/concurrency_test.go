@@ -16,7 +16,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A crew counts the sagas of each definition whose step is at work.
+// A crew counts the running steps of each definition.
 type crew struct {
 	mu   sync.Mutex
 	now  map[string]map[string]int // by definition and command
@@ -27,7 +27,7 @@ func newCrew() *crew {
 	return &crew{now: map[string]map[string]int{}, most: map[string]int{}}
 }
 
-// works returns a definition of one step that takes some time.
+// works returns a definition of one slow step.
 func (c *crew) works(name string, takes func() time.Duration) *saga.Saga[trip] {
 	st := step("work")
 	st.Attempts = saga.Unlimited
@@ -65,7 +65,7 @@ func (c *crew) mostOf(name string) int {
 
 func lasting(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
 
-// enqueue starts sagas that a runner then has to claim.
+// enqueue starts sagas that no runner holds.
 func enqueue(t *testing.T, st store.Store, sg *saga.Saga[trip], first, n int) {
 	t.Helper()
 	idle := saga.NewRunner(st, saga.RunnerConfig{})
@@ -84,7 +84,7 @@ func requireCompleted(t *testing.T, r *saga.Runner, id string) {
 	require.NoError(t, err, id)
 }
 
-// A forgetting store lets leases end while their sagas are at work.
+// A forgetting store ends leases while their steps run.
 type forgetting struct {
 	store.Store
 	rng func(n int) int
@@ -97,9 +97,9 @@ func (f *forgetting) Heartbeat(ctx context.Context, req store.HeartbeatRequest) 
 	return f.Store.Heartbeat(ctx, req)
 }
 
-// A runner whose places are all taken by sagas that it has started
-// claims those that wait as soon as there is a place.
-func TestPlaceIsTakenAtOnce(t *testing.T) {
+// TestFreePlaceIsTakenAtOnce: the runner has filled all its places with sagas that it started. It claims the waiting
+// ones as soon as a place is free.
+func TestFreePlaceIsTakenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, store := newCrew(), saga.NewMemory()
 		sg := c.works("trip", lasting(10*time.Second))
@@ -113,7 +113,7 @@ func TestPlaceIsTakenAtOnce(t *testing.T) {
 	})
 }
 
-// A startless store answers no Start until the test says so, and then fails.
+// A startless store blocks each Start until the test releases it. Then the Start fails.
 type startless struct {
 	store.Store
 	asked, fail chan struct{}
@@ -128,9 +128,9 @@ func (s *startless) Start(ctx context.Context, req store.StartRequest) (store.Re
 	return store.Record{}, false, errTooLong
 }
 
-// A claim that comes while a Start has the last place leaves a saga behind. If
-// the Start fails, that saga has the place at once.
-func TestPlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
+// TestFailedStartFreesPlaceAtOnce: a claim leaves a saga behind because a Start has the last place. The Start fails,
+// and the saga gets the place immediately.
+func TestFailedStartFreesPlaceAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrew()
 		st := &startless{saga.NewMemory(), make(chan struct{}), make(chan struct{})}
@@ -150,9 +150,9 @@ func TestPlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
 	})
 }
 
-// What a claim has taken may have ended before the claim is over: what it has left behind does
-// not wait for the next Poll.
-func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
+// TestSagaEndedDuringClaimFreesPlaceAtOnce: claimed sagas end before the claim returns. The sagas that the claim
+// left behind do not wait for the next Poll.
+func TestSagaEndedDuringClaimFreesPlaceAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 400
 		begun, st := time.Now(), saga.NewMemory()
@@ -167,8 +167,9 @@ func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
 	})
 }
 
-// A runner that is full claims several sagas with one call, not one whenever one ends.
-func TestRunnerThatIsFullClaimsSeveralAtOnce(t *testing.T) {
+// TestFullRunnerClaimsInBatches: a full runner claims several sagas with one call, instead of one saga whenever
+// another one ends.
+func TestFullRunnerClaimsInBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 40
 		var limits []int
@@ -177,7 +178,7 @@ func TestRunnerThatIsFullClaimsSeveralAtOnce(t *testing.T) {
 			limits = append(limits, req.Limit)
 			return g.Store.Claim(ctx, req)
 		}
-		var takes atomic.Int64 // each saga longer than the one before
+		var takes atomic.Int64 // makes each saga longer than the one before
 		sg := newCrew().works("trip", func() time.Duration { return time.Duration(takes.Add(1)) * time.Second })
 		enqueue(t, g, sg, 0, n)
 		r, _ := begin(t, store.Store(g), saga.RunnerConfig{Concurrency: 8, Poll: time.Hour}, sg)
@@ -187,14 +188,15 @@ func TestRunnerThatIsFullClaimsSeveralAtOnce(t *testing.T) {
 	})
 }
 
-// A runner claims a saga of its own whose lease is over for the store, but not here, as after
-// a suspension, in which its clock may have stood still: the attempt before ends.
-func TestRunnerLosesASagaThatItClaimsAgain(t *testing.T) {
+// TestReclaimEndsEarlierAttempt: the store's clock ends the lease of a saga while the runner's clock does not, as
+// after a suspension. The runner claims the saga again, and the earlier attempt ends.
+func TestReclaimEndsEarlierAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := saga.NewMemory(), slow(time.Hour)
 		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		in := mustStart(t, r, sg)
-		_, err := st.Heartbeat(t.Context(), store.HeartbeatRequest{Owner: in.Owner, LeaseTTL: 1, Held: []store.Held{{ID: in.ID, Epoch: in.Epoch}}})
+		_, err := st.Heartbeat(t.Context(),
+			store.HeartbeatRequest{Owner: in.Owner, LeaseTTL: 1, Held: []store.Held{{ID: in.ID, Epoch: in.Epoch}}})
 		require.NoError(t, err)
 		time.Sleep(time.Millisecond)
 		r.Wake()
@@ -204,9 +206,9 @@ func TestRunnerLosesASagaThatItClaimsAgain(t *testing.T) {
 	})
 }
 
-// A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
-// its ctx goes on: the saga has one place.
-func TestSagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
+// TestSagaTakenOverFromItselfHasOnePlace: the lease of a saga has expired while an attempt that ignores its ctx
+// runs. The runner that takes its own saga over needs one place for it.
+func TestSagaTakenOverFromItselfHasOnePlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, st := newCrew(), &forgetting{saga.NewMemory(), func(int) int { return 0 }}
 		sg := c.works("trip", lasting(500*time.Millisecond))

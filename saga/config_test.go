@@ -11,7 +11,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-func TestConfigHasItsDefaults(t *testing.T) {
+func TestConfigDefaults(t *testing.T) {
 	const month = 30 * 24 * time.Hour
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Concurrency: 3})
 	require.Equal(t, "worker", r.Config().Name)
@@ -22,7 +22,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	}, r.Config())
 }
 
-// slow returns a sequence of one step that takes so long.
+// slow returns a saga of one step that takes the duration d.
 func slow(d time.Duration) *saga.Saga[trip] {
 	st := step("flight")
 	st.Timeout = 24 * time.Hour
@@ -37,7 +37,7 @@ func slow(d time.Duration) *saga.Saga[trip] {
 	return sequence(st)
 }
 
-// idle returns a runner that only starts sagas.
+// idle returns a runner that starts sagas and runs none.
 func idle(st store.Store, sg *saga.Saga[trip]) *saga.Runner {
 	r := saga.NewRunner(st, saga.RunnerConfig{})
 	saga.Register(r, sg)

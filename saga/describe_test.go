@@ -27,8 +27,8 @@ func metricsOf(r *saga.Runner) map[string]float64 {
 
 func healthOf(t *testing.T, r *saga.Runner) policy.Health { return r.Describe().Health(t.Context()) }
 
-// An alert on a gauge that is no longer told goes on with its last value.
-func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
+// TestStoreMetricsReturnToZero: an alert on a gauge that is no longer reported would continue with its last value.
+func TestStoreMetricsReturnToZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := saga.NewMemory()
 		charge := step("charge")
@@ -39,7 +39,7 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		onlooker := saga.NewRunner(st, saga.RunnerConfig{})
 		metrics := func() map[string]float64 {
 			time.Sleep(time.Minute)
-			_ = metricsOf(onlooker) // which looks in the background
+			_ = metricsOf(onlooker) // starts the query in the background
 			synctest.Wait()
 			return metricsOf(onlooker)
 		}
@@ -48,7 +48,8 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		require.Zero(t, metrics()["saga.due.age_seconds{saga=trip}"])
 		require.Equal(t, policy.Health{Status: policy.Fail, State: "stuck", Detail: "1 saga"}, healthOf(t, worker))
 		require.NoError(t, worker.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
-		for _, name := range []string{"saga.stored{saga=trip,status=stuck}", "saga.due{saga=trip}", "saga.due.age_seconds{saga=trip}"} {
+		for _, name := range []string{"saga.stored{saga=trip,status=stuck}", "saga.due{saga=trip}",
+			"saga.due.age_seconds{saga=trip}"} {
 			is, told := metrics()[name]
 			require.True(t, told, name)
 			require.Zero(t, is, name)
@@ -58,12 +59,12 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 	})
 }
 
-func TestHealthSaysThatSagasAreOverdue(t *testing.T) {
+func TestHealthReportsOverdueSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		st := &uncounted{Store: saga.NewMemory()}
 		r := saga.NewRunner(st, saga.RunnerConfig{})
-		r.Observe(silent) // no Run is under way
+		r.Observe(silent) // no Run is active
 		saga.Register(r, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute - time.Nanosecond)
@@ -80,7 +81,7 @@ func TestHealthSaysThatSagasAreOverdue(t *testing.T) {
 	})
 }
 
-// TestHealthCountsUpToALimit, which stands for so many or more.
+// TestHealthCountsUpToALimit: the limit means that many or more.
 func TestHealthCountsUpToALimit(t *testing.T) {
 	for n, want := range map[int]string{1: "1 saga", 9999: "9999 sagas", 10000: "10000 sagas or more"} {
 		r := saga.NewRunner(&crowded{stuck: n}, saga.RunnerConfig{})
@@ -88,7 +89,7 @@ func TestHealthCountsUpToALimit(t *testing.T) {
 	}
 }
 
-// A crowded store has so many sagas that are stuck, and one that turns back.
+// A crowded store has n stuck sagas and one that compensates.
 type crowded struct {
 	store.Store
 	stuck int
@@ -98,7 +99,7 @@ func (s *crowded) Counts(context.Context) (store.Counts, error) {
 	return store.Counts{Sagas: []store.Count{{Saga: "trip", Compensating: 1, Stuck: s.stuck}}}, nil
 }
 
-func TestFiguresOfTheStoreHaveTheStatus(t *testing.T) {
+func TestStoreMetricsHaveStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := saga.NewRunner(&crowded{stuck: 2}, saga.RunnerConfig{})
 		r.Describe().Metrics()

@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A journal is an engine for one saga. Whatever it keeps or passes on goes through JSON, as in another process.
+// A journal is an engine for one saga. It encodes all values as JSON, as between processes.
 type journal struct {
 	t       *testing.T
 	d       *saga.Definition
@@ -46,7 +46,7 @@ func newJournal(t *testing.T, sg *saga.Saga[trip]) *journal {
 	}
 }
 
-// step decides once, makes the calls, and waits for what happens next. It reports whether the saga goes on.
+// step decides once, makes the calls and waits for the next event. It reports whether the saga continues.
 func (j *journal) step() bool {
 	j.in.Now = time.Now()
 	was, err := json.Marshal(j.snap)
@@ -55,7 +55,7 @@ func (j *journal) step() bool {
 	require.NoError(j.t, err)
 	again, err := j.d.Decide(j.snap, copied(j.t, j.in))
 	require.NoError(j.t, err)
-	require.Equal(j.t, copied(j.t, d), copied(j.t, again), "a decision depends on its arguments alone")
+	require.Equal(j.t, copied(j.t, d), copied(j.t, again), "a decision depends only on its arguments")
 	now, err := json.Marshal(j.snap)
 	require.NoError(j.t, err)
 	require.JSONEq(j.t, string(was), string(now), "a decision changes no snapshot")
@@ -91,7 +91,7 @@ func (j *journal) step() bool {
 		j.in.Answers = append(j.in.Answers, a)
 	case <-alarm:
 	case <-time.After(time.Hour):
-		return false // it waits
+		return false // the saga waits
 	}
 	return true
 }
@@ -103,7 +103,7 @@ func (j *journal) run() {
 
 func (j *journal) end() *saga.Instance { return j.d.Instance(j.snap) }
 
-// told returns a log without what only a runner has to note.
+// told returns the log without the entries that only a runner makes.
 func told(log []saga.Entry) (list []string) {
 	for _, e := range log {
 		switch e.Kind {
@@ -159,9 +159,9 @@ func engineStories() map[string][]saga.Step[trip] {
 	}
 }
 
-// TestEngineDoesAsARunner: the same definitions have the same log, steps and state on a Runner, and on an engine that
-// keeps nothing but JSON.
-func TestEngineDoesAsARunner(t *testing.T) {
+// TestEngineMatchesRunner compares log, steps and state of the same definitions on a Runner and on an engine that
+// stores nothing but JSON.
+func TestEngineMatchesRunner(t *testing.T) {
 	for name := range engineStories() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestEngineDoesAsARunner(t *testing.T) {
 	}
 }
 
-// TestEngineMergesParallelStates of steps that each have changed a copy.
+// TestEngineMergesParallelStates runs parallel steps that each change a copy of the state.
 func TestEngineMergesParallelStates(t *testing.T) {
 	type both struct{ A, B string }
 	steps := []saga.Step[both]{
@@ -221,7 +221,7 @@ func TestEngineMergesParallelStates(t *testing.T) {
 	require.Empty(t, twice.Log, "an answer that comes twice")
 }
 
-// TestEngineInput has signals, operations and lost calls, as they come to an engine.
+// TestEngineInput passes signals, operations and lost calls to an engine.
 func TestEngineInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		awaits := step("hotel")
@@ -236,7 +236,7 @@ func TestEngineInput(t *testing.T) {
 		require.Equal(t, saga.Running, j.end().Status)
 		j.in.Signals = map[string][]byte{"paid": []byte("card"), "other": nil}
 		j.step()
-		j.in.Signals = map[string][]byte{"paid": []byte("cash")} // the first one counts
+		j.in.Signals = map[string][]byte{"paid": []byte("cash")} // the first payload is stored
 		j.run()
 		require.Equal(t, saga.Completed, j.end().Status)
 		require.JSONEq(t, `{"Calls":["do flight","paid by card","trip-1/hotel/do"]}`, string(j.end().State))
@@ -271,8 +271,8 @@ func TestEngineInput(t *testing.T) {
 	})
 }
 
-// TestEngineRefusesForeignSnapshots of another definition, or of a later version of the package.
-func TestEngineRefusesForeignSnapshots(t *testing.T) {
+// TestEngineRejectsForeignSnapshots: a snapshot of another definition, or of a later version of this package.
+func TestEngineRejectsForeignSnapshots(t *testing.T) {
 	d, err := saga.Define(sequence(step("flight")))
 	require.NoError(t, err)
 	other, err := saga.Define(&saga.Saga[trip]{Name: "trip", Version: 1, Steps: []saga.Step[trip]{step("car")}})
@@ -298,7 +298,7 @@ func TestEngineRefusesForeignSnapshots(t *testing.T) {
 	require.Equal(t, saga.OutcomeInterrupted, unknown.Outcome)
 }
 
-// TestSnapshotOfTheFirstRelease is read by every later version.
+// TestSnapshotOfTheFirstRelease checks that every later version can read it.
 func TestSnapshotOfTheFirstRelease(t *testing.T) {
 	data, err := os.ReadFile("testdata/snapshot-1.json")
 	require.NoError(t, err)

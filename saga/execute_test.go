@@ -15,7 +15,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestMaxTakeovers is how often a saga may be taken over without a result.
+// TestMaxTakeovers counts how often a saga may be taken over without a result.
 func TestMaxTakeovers(t *testing.T) {
 	for name, c := range map[string]struct {
 		most, takeovers int
@@ -52,8 +52,8 @@ func TestMaxTakeovers(t *testing.T) {
 	}
 }
 
-// TestChildrenCarryTheContextOfTheirParent, also if another process starts them.
-func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
+// TestChildrenCarryParentsContext, even if another process starts the children.
+func TestChildrenCarryParentsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var seen []string
@@ -81,8 +81,8 @@ func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
 	})
 }
 
-// TestTransactionGoesOneWay: a Do without and its Undo in one, and the other way round.
-func TestTransactionGoesOneWay(t *testing.T) {
+// TestTransactionForOneDirection has a Do without a transaction and its Undo in one, and the reverse.
+func TestTransactionForOneDirection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		there, back := step("there"), inTx("back")
@@ -98,7 +98,7 @@ func TestTransactionGoesOneWay(t *testing.T) {
 	})
 }
 
-// A full store has no connection for a transaction, so often.
+// A full store has no connection for the first n transactions.
 type fullStore struct {
 	*txMemory
 	times atomic.Int64
@@ -111,7 +111,7 @@ func (f *fullStore) Begin(ctx context.Context) (*sql.Tx, error) {
 	return f.txMemory.Begin(ctx)
 }
 
-func TestTransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
+func TestFailedBeginIsRefusedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := &fullStore{txMemory: newTxMemory(t)}
 		full.times.Store(2)
@@ -127,15 +127,15 @@ func TestTransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
 	})
 }
 
-// TestAttemptDoesNotBeginWithoutItsLease: the answer to a commit comes when the lease is over.
-func TestAttemptDoesNotBeginWithoutItsLease(t *testing.T) {
+// TestAttemptDoesNotStartAfterLeaseExpiry: the answer to a commit arrives after the lease has expired.
+func TestAttemptDoesNotStartAfterLeaseExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		var late atomic.Bool
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			receipt, err := g.Store.Commit(ctx, req)
 			if late.CompareAndSwap(false, true) {
-				g.set(true) // and no heartbeat comes through
+				g.set(true) // and no heartbeat arrives
 				time.Sleep(20 * time.Second)
 				g.set(false)
 			}
@@ -155,8 +155,8 @@ func TestAttemptDoesNotBeginWithoutItsLease(t *testing.T) {
 	})
 }
 
-// TestSagaThatWasDeletedIsLost: its runner lets it go.
-func TestSagaThatWasDeletedIsLost(t *testing.T) {
+// TestDeletedSagaIsLost checks that its runner drops it.
+func TestDeletedSagaIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		gone := false
@@ -185,7 +185,7 @@ func (v *vanishing) Load(ctx context.Context, id string) (store.Record, error) {
 	return v.gate.Load(ctx, id)
 }
 
-// A hard store fails to read signals, so many times.
+// A hard store fails the first reads of signals.
 type hard struct {
 	store.Store
 	fails int
@@ -198,8 +198,8 @@ func (s *hard) Messages(ctx context.Context, id string) ([]store.Message, error)
 	return s.Store.Messages(ctx, id)
 }
 
-// TestSignalsAreReadAgainSoon when that has failed, and less and less often.
-func TestSignalsAreReadAgainSoon(t *testing.T) {
+// TestSignalReadsBackOff retries a failed read of signals with growing pauses.
+func TestSignalReadsBackOff(t *testing.T) {
 	for fails, within := range map[int]time.Duration{1: 10 * time.Millisecond, 50: 90 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			st := &hard{Store: saga.NewMemory(), fails: fails}
@@ -216,8 +216,8 @@ func TestSignalsAreReadAgainSoon(t *testing.T) {
 	}
 }
 
-// TestStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.
-func TestStoreThatHangsHoldsNoAttempt(t *testing.T) {
+// TestHungStoreEndsParallelAttempt: the ctx of a parallel step is canceled when the lease expires.
+func TestHungStoreEndsParallelAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		hang := make(chan struct{})
@@ -248,8 +248,8 @@ func TestStoreThatHangsHoldsNoAttempt(t *testing.T) {
 	})
 }
 
-// TestDrainCountsWhatItCutsShortIfThatIsDone all the same.
-func TestDrainCountsWhatItCutsShortIfThatIsDone(t *testing.T) {
+// TestDrainRecordsSuccessOfCutShortStep: a step whose ctx is canceled at the end of the drain returns nil.
+func TestDrainRecordsSuccessOfCutShortStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := taking(5*time.Second, step("flight"))
 		sg := sequence(slow, step("hotel"))
@@ -262,8 +262,8 @@ func TestDrainCountsWhatItCutsShortIfThatIsDone(t *testing.T) {
 	})
 }
 
-// TestCancellationThatMeetsADoTx is known with its commit, whose answer may be lost.
-func TestCancellationThatMeetsADoTx(t *testing.T) {
+// TestCancelDuringDoTx: the commit reports the cancellation, and its answer may be lost.
+func TestCancelDuringDoTx(t *testing.T) {
 	for _, lose := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			st := newTxMemory(t)
@@ -271,7 +271,8 @@ func TestCancellationThatMeetsADoTx(t *testing.T) {
 			flight := inTx("flight")
 			do := flight.DoTx
 			flight.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1",
+					saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 				return do(ctx, tx, s)
 			}
 			sg := sequence(flight, step("hotel"))
@@ -284,8 +285,8 @@ func TestCancellationThatMeetsADoTx(t *testing.T) {
 	}
 }
 
-// TestStartOfASagaThatWaitsForARunner makes this one claim it.
-func TestStartOfASagaThatWaitsForARunner(t *testing.T) {
+// TestRepeatedStartClaimsWaitingSaga: no runner has claimed the saga yet.
+func TestRepeatedStartClaimsWaitingSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := saga.NewMemory()
 		sg := sequence(step("flight"))
@@ -300,8 +301,8 @@ func TestStartOfASagaThatWaitsForARunner(t *testing.T) {
 	})
 }
 
-// TestClaimOfAForeignSaga is not run: the store returned what nobody has asked for.
-func TestClaimOfAForeignSaga(t *testing.T) {
+// TestForeignSagaIsNotRun: a claim returns a saga of a definition that the runner did not request.
+func TestForeignSagaIsNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) {
@@ -317,8 +318,9 @@ func TestClaimOfAForeignSaga(t *testing.T) {
 	})
 }
 
-// TestCancellationThatMeetsALostAnswer is known with the look at what became of the commit.
-func TestCancellationThatMeetsALostAnswer(t *testing.T) {
+// TestCancelWithLostCommitAnswer: the runner learns of the cancellation when it reads whether the commit has
+// happened.
+func TestCancelWithLostCommitAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		first := true
@@ -326,12 +328,13 @@ func TestCancellationThatMeetsALostAnswer(t *testing.T) {
 			receipt, err := g.Store.Commit(ctx, req)
 			if first {
 				first = false
-				require.NoError(t, saga.NewRunner(g.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+				require.NoError(t, saga.NewRunner(g.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1",
+					saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 				return store.Receipt{}, errDown
 			}
 			return receipt, err
 		}
-		slow := step("hotel") // its start is in that commit
+		slow := step("hotel") // started by that commit
 		slow.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 		sg := sequence(step("flight"), slow)
 		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
@@ -339,12 +342,12 @@ func TestCancellationThatMeetsALostAnswer(t *testing.T) {
 		mustStart(t, r, sg)
 		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
-		require.Zero(t, time.Since(begun), "no heartbeat had to tell it")
+		require.Zero(t, time.Since(begun), "no heartbeat had to report it")
 	})
 }
 
-// TestRecordHasAnEntry, by which a store tells a record from the one before.
-func TestRecordHasAnEntry(t *testing.T) {
+// TestRecordHasEntry: a store tells a record from the one before by its log entry.
+func TestRecordHasEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
 		st.Delay = time.Second

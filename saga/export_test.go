@@ -7,10 +7,10 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// SetChance replaces the source of the pauses by chance between two calls of the store.
+// SetChance replaces the random pauses between two calls to the store.
 func (r *Runner) SetChance(f func(below time.Duration) time.Duration) { r.chance = f }
 
-// ResultOf waits for a saga of any definition that r has, and whose state is an S.
+// ResultOf waits for a saga of any definition whose state is an S.
 func ResultOf[S any](ctx context.Context, r *Runner, id string) (s S, err error) {
 	in, err := r.Wait(ctx, id)
 	if err != nil {

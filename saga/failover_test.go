@@ -15,11 +15,11 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// kind answers what Apply asks first: a database that is not MySQL, and a barrier of the first version.
+// kind is the result of the first query of Apply: a database other than MySQL, with a barrier of version 1.
 func kind(string) [][]driver.Value { return [][]driver.Value{{int64(1), nil}} }
 
-// TestApplyFindsThePrimary: a participant's pool is full of connections to a server that was the
-// primary once. fn may run twice, and is applied once.
+// TestApplyFindsThePrimary: all connections in a participant's pool lead to a server that was the primary before. fn
+// may run twice, and takes effect once.
 func TestApplyFindsThePrimary(t *testing.T) {
 	for name, servers := range map[string]*standby.Servers{
 		"a statement": {}, "COMMIT": {OnCommit: true},
@@ -37,7 +37,7 @@ func TestApplyFindsThePrimary(t *testing.T) {
 	}
 }
 
-// A failedOver database has a pool of connections to a former primary.
+// A failedOver database is a pool of connections to a former primary.
 type failedOver struct {
 	*txMemory
 	pool *sql.DB
@@ -52,8 +52,8 @@ func (m *failedOver) Begin(ctx context.Context) (*sql.Tx, error) {
 	return m.txMemory.Begin(ctx)
 }
 
-// TestDoTxFindsThePrimary also if the former one refuses BEGIN, as it does to lib/pq: that is no attempt, and yet the
-// next one looks for the primary.
+// TestDoTxFindsThePrimary, even if the former primary rejects BEGIN, as it does with lib/pq. That is no attempt, and
+// the next one finds the primary.
 func TestDoTxFindsThePrimary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers := &standby.Servers{OnBegin: true, Answer: func(string) [][]driver.Value { return nil }}
@@ -70,9 +70,10 @@ func TestDoTxFindsThePrimary(t *testing.T) {
 	})
 }
 
-// TestApplyHeedsTheVersionOfTheBarrier: a newer table says which programs can use it.
-func TestApplyHeedsTheVersionOfTheBarrier(t *testing.T) {
-	for row, ok := range map[string]bool{"1 1": true, "2 1": true, "9 1": true, "2 2": false, "9 8": false, "none": false} {
+// TestApplyChecksBarrierVersion: a newer table states which programs can use it.
+func TestApplyChecksBarrierVersion(t *testing.T) {
+	for row, ok := range map[string]bool{"1 1": true, "2 1": true, "9 1": true, "2 2": false, "9 8": false,
+		"none": false} {
 		servers := &standby.Servers{Answer: func(string) [][]driver.Value { return [][]driver.Value{{int64(1), row}} }}
 		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/book/book/do"})
 		calls := 0

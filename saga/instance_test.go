@@ -12,7 +12,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A filed store has one saga.
+// A filed store contains one saga.
 type filed struct {
 	store.Store
 	rec store.Record
@@ -20,7 +20,7 @@ type filed struct {
 
 func (f *filed) Load(context.Context, string) (store.Record, error) { return f.rec, nil }
 
-// ordered is the definition of the records of the tests below.
+// ordered is the definition of the records in the tests below.
 func ordered() *saga.Saga[trip] {
 	pay := step("pay")
 	pay.Pivot = true
@@ -29,7 +29,7 @@ func ordered() *saga.Saga[trip] {
 
 const flightDone = `{"n":"flight","s":"done","a":1}`
 
-// get returns the saga as Get does for a runner that knows the definition.
+// get returns the saga from the Get of a runner that knows the definition.
 func get(t *testing.T, rec store.Record) *saga.Instance {
 	t.Helper()
 	rec.Saga, rec.Version = "trip", 1
@@ -40,14 +40,15 @@ func get(t *testing.T, rec store.Record) *saga.Instance {
 	return in
 }
 
-// TestActions has a row for each reason to allow an action, or not to.
+// TestActions has a row for each reason to allow an action or not.
 func TestActions(t *testing.T) {
 	const (
-		cancel, retry, skip, compensate, abandon = saga.ActionCancel, saga.ActionRetry, saga.ActionSkip, saga.ActionCompensate, saga.ActionAbandon
-		idle                                     = `,{"n":"pay","s":"idle"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
-		paid                                     = `,{"n":"pay","s":"done"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
-		settled                                  = `,{"n":"pay","s":"skipped"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
-		under                                    = `,{"n":"pay","s":"started"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
+		cancel, retry, skip, compensate, abandon = saga.ActionCancel, saga.ActionRetry, saga.ActionSkip,
+			saga.ActionCompensate, saga.ActionAbandon
+		idle    = `,{"n":"pay","s":"idle"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
+		paid    = `,{"n":"pay","s":"done"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
+		settled = `,{"n":"pay","s":"skipped"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
+		under   = `,{"n":"pay","s":"started"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
 	)
 	type actions = []saga.Action
 	for name, c := range map[string]struct {
@@ -56,22 +57,29 @@ func TestActions(t *testing.T) {
 		steps string
 		want  actions
 	}{
-		"before the pivot":         {store.Record{Status: saga.Running}, "", idle, actions{cancel, retry, compensate, abandon}},
-		"a step is under way":      {store.Record{Status: saga.Running}, "", under, actions{cancel, retry, skip, compensate, abandon}},
-		"held":                     {store.Record{Status: saga.Running, Owner: "a"}, "", under, actions{cancel, abandon}},
-		"held, canceled":           {store.Record{Status: saga.Running, Owner: "a", CancelRequested: true}, "", under, actions{abandon}},
-		"canceled":                 {store.Record{Status: saga.Running, CancelRequested: true}, "", idle, actions{retry, compensate, abandon}},
+		"before the pivot": {store.Record{Status: saga.Running}, "", idle,
+			actions{cancel, retry, compensate, abandon}},
+		"a step is in progress": {store.Record{Status: saga.Running}, "", under,
+			actions{cancel, retry, skip, compensate, abandon}},
+		"held": {store.Record{Status: saga.Running, Owner: "a"}, "", under, actions{cancel, abandon}},
+		"held, canceled": {store.Record{Status: saga.Running, Owner: "a", CancelRequested: true}, "", under,
+			actions{abandon}},
+		"canceled": {store.Record{Status: saga.Running, CancelRequested: true}, "", idle,
+			actions{retry, compensate, abandon}},
 		"after the pivot":          {store.Record{Status: saga.Running}, "", paid, actions{retry, skip, abandon}},
 		"after the pivot, held":    {store.Record{Status: saga.Running, Owner: "a"}, "", paid, actions{abandon}},
 		"the pivot is skipped":     {store.Record{Status: saga.Running}, "", settled, actions{retry, skip, abandon}},
 		"after another pivot":      {store.Record{Status: saga.Running}, `"pivot":"flight",`, idle, actions{retry, abandon}},
 		"stuck":                    {store.Record{Status: saga.Stuck}, "", under, actions{retry, skip, compensate, abandon}},
 		"stuck after the pivot":    {store.Record{Status: saga.Stuck}, "", paid, actions{retry, skip, abandon}},
-		"stuck on the way back":    {store.Record{Status: saga.Stuck}, `"turned_back":true,`, idle, actions{retry, abandon}},
-		"on the way back":          {store.Record{Status: saga.Compensating}, `"turned_back":true,`, idle, actions{retry, abandon}},
-		"ended":                    {store.Record{Status: saga.Compensated}, `"turned_back":true,`, idle, nil},
-		"of a shorter definition":  {store.Record{Status: saga.Stuck}, "", idle + `,{"n":"new","s":"idle"}`, actions{retry, compensate, abandon}},
-		"of a definition by names": {store.Record{Status: saga.Stuck}, "", `,{"n":"bill","s":"done"}`, actions{retry, compensate, abandon}},
+		"stuck while compensating": {store.Record{Status: saga.Stuck}, `"turned_back":true,`, idle, actions{retry, abandon}},
+		"while compensating": {store.Record{Status: saga.Compensating}, `"turned_back":true,`, idle,
+			actions{retry, abandon}},
+		"ended": {store.Record{Status: saga.Compensated}, `"turned_back":true,`, idle, nil},
+		"of a shorter definition": {store.Record{Status: saga.Stuck}, "", idle + `,{"n":"new","s":"idle"}`,
+			actions{retry, compensate, abandon}},
+		"of a definition by names": {store.Record{Status: saga.Stuck}, "", `,{"n":"bill","s":"done"}`,
+			actions{retry, compensate, abandon}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.rec.Progress = []byte(`{` + c.back + `"steps":[` + flightDone + c.steps + `]}`)
@@ -80,7 +88,7 @@ func TestActions(t *testing.T) {
 	}
 }
 
-func TestStepsOfAnInstance(t *testing.T) {
+func TestInstanceSteps(t *testing.T) {
 	created := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	in := get(t, store.Record{Status: saga.Running, LastError: "declined", CreatedAt: created, Now: created.Add(time.Hour),
 		Progress: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"started"},{"n":"post","s":"idle"}]}`)})
@@ -92,26 +100,31 @@ func TestStepsOfAnInstance(t *testing.T) {
 	require.Empty(t, in.Cause, "it is not stuck")
 	require.Equal(t, time.Hour, in.IdleFor(), "without progress, since its start")
 
-	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour), Progress: []byte("{")})
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour),
+		Progress: []byte("{")})
 	require.Equal(t, "unreadable", in.Cause)
 	require.Empty(t, in.Steps)
-	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Progress: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step",
+		Progress: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
 	require.Equal(t, "declined", in.Cause)
 	require.Equal(t, time.Minute, in.IdleFor())
 
-	in = get(t, store.Record{Status: saga.Running, Progress: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
+	in = get(t, store.Record{Status: saga.Running,
+		Progress: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
 	require.Equal(t, saga.StepState{Name: "post", Status: saga.StepIdle}, in.Steps[1], "pay is the pivot")
 
 	t.Log("of a definition that is not known, and a record that does not say which step is the pivot")
 	st := &filed{rec: store.Record{Status: saga.Running, Progress: []byte(`{"steps":[` + flightDone + `]}`)}}
 	in, err := saga.NewRunner(st, saga.RunnerConfig{}).Get(t.Context(), "trip-1")
 	require.NoError(t, err)
-	require.Equal(t, []saga.Action{saga.ActionCancel, saga.ActionRetry, saga.ActionCompensate, saga.ActionAbandon}, in.Actions)
+	require.Equal(t, []saga.Action{saga.ActionCancel, saga.ActionRetry, saga.ActionCompensate, saga.ActionAbandon},
+		in.Actions)
 }
 
-// TestErrorOfARecord: what failed and was not undone is told where the saga is stuck.
-func TestErrorOfARecord(t *testing.T) {
-	const failed = `,{"n":"pay","s":"failed","e":"declined"},{"n":"invoice","s":"idle"},{"n":"mail","s":"undo_failed","e":"no mail"}]}`
+// TestRecordedError: the error of a stuck saga lists each step that failed and was not undone.
+func TestRecordedError(t *testing.T) {
+	const failed = `,{"n":"pay","s":"failed","e":"declined"},{"n":"invoice","s":"idle"},` +
+		`{"n":"mail","s":"undo_failed","e":"no mail"}]}`
 	mail := saga.Failure{Step: "mail", Op: saga.OpUndo, Err: errors.New("no mail")}
 	pay := saga.Failure{Step: "pay", Op: saga.OpDo, Err: errors.New("declined")}
 	for name, c := range map[string]struct {
@@ -120,10 +133,10 @@ func TestErrorOfARecord(t *testing.T) {
 		err    string
 		failed []saga.Failure
 	}{
-		"stuck":                 {saga.Stuck, "", "broken", []saga.Failure{pay, mail}},
-		"stuck on the way back": {saga.Stuck, `"turned_back":true,`, "broken", []saga.Failure{mail}},
-		"compensated":           {saga.Compensated, "", "broken", []saga.Failure{mail}},
-		"abandoned":             {saga.Abandoned, "", "by hand", []saga.Failure{mail}},
+		"stuck":                    {saga.Stuck, "", "broken", []saga.Failure{pay, mail}},
+		"stuck while compensating": {saga.Stuck, `"turned_back":true,`, "broken", []saga.Failure{mail}},
+		"compensated":              {saga.Compensated, "", "broken", []saga.Failure{mail}},
+		"abandoned":                {saga.Abandoned, "", "by hand", []saga.Failure{mail}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := &filed{rec: store.Record{

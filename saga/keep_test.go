@@ -11,8 +11,8 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// TestEndedSagasAreKeptForSoLong, each status for its own time, in more batches than one.
-func TestEndedSagasAreKeptForSoLong(t *testing.T) {
+// TestEndedSagasAreRetained checks that each status has its own time, in more batches than one.
+func TestEndedSagasAreRetained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		good := sequence(step("flight"))
 		bad := sequence(step("flight"), failing("car", saga.Declined(errDeclined)))

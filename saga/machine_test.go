@@ -46,7 +46,7 @@ func machineOf(t *testing.T, statuses []StepStatus, steps ...shape) *machine {
 	return m
 }
 
-// TestRelease has a row for each reason to write a saga back, and not to.
+// TestRelease has a row for each reason to park a saga or not.
 func TestRelease(t *testing.T) {
 	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
 	signaled := with(doable("a"), func(s *shape) { s.Await = "paid" })
@@ -61,18 +61,23 @@ func TestRelease(t *testing.T) {
 		wakeIn  time.Duration
 		kind    store.EventKind
 	}{
-		"an attempt may begin":    {doable("a"), func(*machine) {}, waits, false, 0, ""},
+		"an attempt may start":    {doable("a"), func(*machine) {}, waits, false, 0, ""},
 		"so it may, but not here": {doable("a"), func(*machine) {}, stops, true, 0, EventReleased},
 		"an attempt is running":   {doable("a"), func(m *machine) { m.begin(0) }, stops, false, 0, ""},
-		"it has ended":            {doable("a"), func(m *machine) { m.Steps[0].Status = done; m.advance(now) }, waits, true, 0, ""},
-		"a short wait":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, waits, false, 0, ""},
-		"a longer one":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, EventParked},
-		"a short wait elsewhere":  {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, EventReleased},
-		"a delay":                 {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
-		"a look at a child":       {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
-		"a child":                 {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true, 3 * time.Minute, EventParked},
-		"a signal":                {signaled, func(*machine) {}, waits, true, 6 * time.Hour, EventParked},
-		"a signal for a moment":   {brief, func(*machine) {}, waits, true, time.Second, EventParked},
+		"it has ended": {doable("a"), func(m *machine) { m.Steps[0].Status = done; m.advance(now) }, waits, true,
+			0, ""},
+		"a short wait": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, waits,
+			false, 0, ""},
+		"a longer one": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits,
+			true, time.Minute + 1, EventParked},
+		"a short wait elsewhere": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops,
+			true, time.Minute, EventReleased},
+		"a delay":           {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
+		"a read of a child": {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
+		"a child": {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true,
+			3 * time.Minute, EventParked},
+		"a signal":              {signaled, func(*machine) {}, waits, true, 6 * time.Hour, EventParked},
+		"a signal for a moment": {brief, func(*machine) {}, waits, true, time.Second, EventParked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machineOf(t, nil, c.step)
@@ -88,8 +93,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestNoDoBeginsOnTheWayBack, also if the steps ran in parallel once, and it is not yet the turn of one to be undone.
-func TestNoDoBeginsOnTheWayBack(t *testing.T) {
+// TestNoDoStartsWhileCompensating, even for steps that ran in parallel and whose turn to be undone has not come.
+func TestNoDoStartsWhileCompensating(t *testing.T) {
 	m := machineOf(t, []StepStatus{started, started}, doable("a"), doable("b"))
 	m.doubt(true)
 	require.NoError(t, m.compensate("ill"))
@@ -130,7 +135,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestText(t *testing.T) {
+func TestStorableText(t *testing.T) {
 	long := strings.Repeat("a", 4000)
 	for text, want := range map[string]string{
 		"":                    "",
@@ -148,16 +153,18 @@ func TestText(t *testing.T) {
 	require.Equal(t, "by \uFFFD", m.log[0].Error)
 }
 
-// TestLoad has a row for each record that is not one of the plan.
+// TestLoad has a row for each record that does not match the definition.
 func TestLoad(t *testing.T) {
 	for steps, want := range map[string]string{
-		`{"steps": [{"n": "a"}, {"n": "b"}]}`:               "",
-		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": ""}`:  "",
-		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: the pivot of trip version 0 is "", that of the record was "b"`,
-		`{"steps": [{"n": "a"}]}`:                           "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": [{"n": "c"}, {"n": "b"}]}`:               "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`:   "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": 1}`: "saga: the record's steps cannot be read: json: cannot unmarshal number into Go struct field stored.steps of type []saga.StepState",
+		`{"steps": [{"n": "a"}, {"n": "b"}]}`:              "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": ""}`: "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: the pivot of trip version 0 is "", ` +
+			`that of the record was "b"`,
+		`{"steps": [{"n": "a"}]}`:                         "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "c"}, {"n": "b"}]}`:             "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`: "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": 1}`: "saga: the record's steps cannot be read: " +
+			"json: cannot unmarshal number into Go struct field stored.steps of type []saga.StepState",
 	} {
 		p, err := newPlan(&shapes{Name: "trip", Steps: []shape{doable("a"), doable("b")}})
 		require.NoError(t, err)
@@ -172,7 +179,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestRetryAfter has jitter behind the time that an error asks for, of which an hour counts.
+// TestRetryAfter adds jitter to the time that an error requests, which is capped at one hour.
 func TestRetryAfter(t *testing.T) {
 	st := doable("a").step()
 	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {

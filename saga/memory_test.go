@@ -10,7 +10,7 @@ import (
 	"github.com/go-resilience/resilience/saga/storetest"
 )
 
-func TestMemoryIsAStore(t *testing.T) {
+func TestMemoryStore(t *testing.T) {
 	storetest.Run(t, func(*testing.T) store.Store { return saga.NewMemory() })
 }
 

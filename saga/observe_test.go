@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// An audience keeps the events of a runner.
+// An audience records the events of a runner.
 type audience struct {
 	mu   sync.Mutex
 	list []saga.Event
@@ -28,7 +28,7 @@ func (a *audience) hear(_ context.Context, e saga.Event) {
 	a.list = append(a.list, e)
 }
 
-// heard returns the events so far, of some kinds or of all.
+// heard returns the recorded events of some kinds, or of all.
 func (a *audience) heard(kinds ...saga.EventKind) []saga.Event {
 	synctest.Wait()
 	a.mu.Lock()
@@ -38,7 +38,7 @@ func (a *audience) heard(kinds ...saga.EventKind) []saga.Event {
 	})
 }
 
-// lines prints events in short.
+// lines formats events as short lines.
 func lines(list []saga.Event) []string {
 	var out []string
 	for _, e := range list {
@@ -54,14 +54,14 @@ func lines(list []saga.Event) []string {
 	return out
 }
 
-// taking makes the calls of a step take so long.
+// taking makes each call of a step take the duration d.
 func taking(d time.Duration, st saga.Step[trip]) saga.Step[trip] {
 	do := st.Do
 	st.Do = func(ctx context.Context, s *trip) error { time.Sleep(d); return do(ctx, s) }
 	return st
 }
 
-func TestObserveTellsEverythingInOrder(t *testing.T) {
+func TestObserveReportsEventsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := errors.New("full")
 		flight := taking(time.Second, step("flight"))
@@ -176,8 +176,8 @@ func TestStatsCountByDefinition(t *testing.T) {
 	})
 }
 
-// Each attempt is counted once and told once: also those that a policy refuses, that a
-// stop or a lost lease cuts short, and whose transaction does not commit.
+// TestStatsCountEachAttemptOnce counts and reports each attempt once, including attempts that a policy refuses, that
+// a stop or a lost lease cuts short, and whose transaction does not commit.
 func TestStatsCountEachAttemptOnce(t *testing.T) {
 	outcomes := func(r *saga.Runner, a *audience) map[string]int {
 		told := make(map[string]int)

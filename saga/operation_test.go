@@ -17,8 +17,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestOperateSkipsTheStepThatIsInTheWay, and not a BestEffort step that failed before it.
-func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
+// TestSkipDefaultsToBlockingStep: the step is the one that blocks the saga, not an earlier one that failed.
+func TestSkipDefaultsToBlockingStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
@@ -34,14 +34,14 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 	})
 }
 
-// TestSkipWhileAnotherCancels turns the saga back now, although what is left of it waits.
-func TestSkipWhileAnotherCancels(t *testing.T) {
+// TestSkipAfterCancelTurnsBack turns the saga back now, although its remaining step waits.
+func TestSkipAfterCancelTurnsBack(t *testing.T) {
 	for name, c := range map[string]struct {
 		cancel bool
 		want   saga.Status
 	}{
-		"nobody does":    {want: saga.Running},
-		"it is made due": {cancel: true, want: saga.Compensated},
+		"no runner does":  {want: saga.Running},
+		"the saga is due": {cancel: true, want: saga.Compensated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -76,15 +76,15 @@ func TestSkipWhileAnotherCancels(t *testing.T) {
 	}
 }
 
-// TestRetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince: it may be the same.
-func TestRetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
+// TestRetryKeepsLeaseOfNewOwner: another runner, or the same one, claims the saga during the retry.
+func TestRetryKeepsLeaseOfNewOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		var late atomic.Bool
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			receipt, err := g.Store.Commit(ctx, req)
 			if late.Load() {
-				time.Sleep(2 * time.Second) // it is claimed meanwhile
+				time.Sleep(2 * time.Second) // another runner claims it
 			}
 			return receipt, err
 		}
@@ -111,8 +111,8 @@ func TestRetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
 	})
 }
 
-// TestAbandonIsKnownAtOnceHere: an attempt under way ends, and Result returns.
-func TestAbandonIsKnownAtOnceHere(t *testing.T) {
+// TestAbandonEndsLocalAttemptAtOnce checks that an attempt in progress ends and Result returns.
+func TestAbandonEndsLocalAttemptAtOnce(t *testing.T) {
 	hang := step("flight")
 	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 	hang.Timeout = time.Hour
@@ -139,8 +139,8 @@ func TestAbandonIsKnownAtOnceHere(t *testing.T) {
 	}
 }
 
-// TestOperateAsTheOperatorHasSeenIt: the second of two equal operations is refused.
-func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
+// TestOperateChecksSeq refuses the second of two equal operations.
+func TestOperateChecksSeq(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
 		pivot.Pivot = true
@@ -163,7 +163,7 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 	})
 }
 
-// counted is a Store that counts the calls of Counts, which fail with err, or take so long.
+// A counted store counts the calls to Counts, which fail with err or are slow.
 type counted struct {
 	store.Store
 	calls atomic.Int64
@@ -181,9 +181,9 @@ func (c *counted) Counts(ctx context.Context) (store.Counts, error) {
 	return c.Store.Counts(ctx)
 }
 
-// Figures are read by many, often. The store is asked every five seconds at most, whoever
-// reads, and a store that fails costs nobody the last answer.
-func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
+// TestMetricsQueryStoreAtIntervals: metrics are read often and by many. The store is queried every five seconds at
+// most, and the last answer remains if the store fails.
+func TestMetricsQueryStoreAtIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg, store := sequence(step("flight")), &counted{Store: saga.NewMemory()}
 		var failed atomic.Int64
@@ -214,11 +214,11 @@ func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		require.NotZero(t, running())
 		time.Sleep(5*time.Minute + 1)
-		require.Zero(t, running(), "nobody has looked for so long that it would mislead")
+		require.Zero(t, running(), "old numbers are dropped")
 	})
 }
 
-func TestFiguresOfASlowStoreLookOnceAtATime(t *testing.T) {
+func TestMetricsQuerySlowStoreOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counted{Store: saga.NewMemory()}
 		store.err.Store(10 * time.Second)

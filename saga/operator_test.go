@@ -17,8 +17,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// broken returns a saga whose hotel cannot be canceled until it is mended, and whose
-// car is refused.
+// broken returns a saga whose hotel cannot be canceled until it is fixed, and whose car is declined.
 func broken(mended *atomic.Bool) *saga.Saga[trip] {
 	hotel := step("hotel")
 	hotel.UndoAttempts = 2
@@ -44,7 +43,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 	return r, sg, <-alerts
 }
 
-func TestSagaThatIsStuckIsReportedWithItsDetails(t *testing.T) {
+func TestStuckSagaIsReportedWithDetails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, alert := stuckSaga(t, new(atomic.Bool))
 		require.Equal(t, []any{"trip-1", "trip", 1, saga.Stuck}, []any{alert.ID, alert.Saga, alert.Version, alert.Status})
@@ -76,11 +75,12 @@ func TestSagaThatIsStuckIsReportedWithItsDetails(t *testing.T) {
 	})
 }
 
-func TestRetryOfAStuckSaga(t *testing.T) {
+func TestRetryOfStuckSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool
 		r, _, _ := stuckSaga(t, &mended)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "they said it is open"}))
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionRetry, Note: "the hotel is open"}))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck, "not yet")
 		mended.Store(true)
@@ -89,37 +89,46 @@ func TestRetryOfAStuckSaga(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "step_done flight", "step_done hotel", "step_no_effect car", "turned_back car", "step_undo_failed hotel", "stuck hotel",
-			"retried", "step_undo_failed hotel", "stuck hotel", "retried", "step_undone hotel", "step_undone flight", "compensated",
+			"created", "step_done flight", "step_done hotel", "step_no_effect car", "turned_back car", "step_undo_failed hotel",
+			"stuck hotel",
+			"retried", "step_undo_failed hotel", "stuck hotel", "retried", "step_undone hotel", "step_undone flight",
+			"compensated",
 		}, events(t, r, "trip-1"))
 		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
-		require.Equal(t, "they said it is open", log[7].Error)
+		require.Equal(t, "the hotel is open", log[7].Error)
 	})
 }
 
-func TestSkipOfAStuckStep(t *testing.T) {
+func TestSkipOfStuckStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, _ := stuckSaga(t, new(atomic.Bool))
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "boat"}), saga.ErrNotAllowed)
-		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: "burn"}), "Operation.Action must be cancel, retry")
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "boat"}),
+			saga.ErrNotAllowed)
+		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: "burn"}),
+			"Operation.Action must be cancel, retry")
 		rest, err := r.History(t.Context(), "trip-1", 100, 0)
 		require.NoError(t, err, "it has no more")
 		require.Empty(t, rest)
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}), saga.ErrNotAllowed, "it is done")
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hotel", Note: "canceled by telephone"}))
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}),
+			saga.ErrNotAllowed, "it is done")
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionSkip, Step: "hotel", Note: "canceled by telephone"}))
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo flight"}, s.Calls)
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hotel"}), saga.ErrNotAllowed, "it has ended")
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hotel"}),
+			saga.ErrNotAllowed, "it has ended")
 	})
 }
 
-func TestAbandonOfAStuckSaga(t *testing.T) {
+func TestAbandonOfStuckSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, sg, _ := stuckSaga(t, new(atomic.Bool))
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}), saga.ErrNotAllowed, "it has turned back already")
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel burnt down"}))
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}),
+			saga.ErrNotAllowed, "the saga has already turned back")
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionAbandon, Note: "the hotel burnt down"}))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 		require.ErrorContains(t, err, "the hotel burnt down")
@@ -142,9 +151,9 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 	})
 }
 
-// TestResultSaysWhetherTheSagaWasAnswered: a breaker around Result must not count a
-// participant's no as a failure, and must count a participant that does not work.
-func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
+// TestResultReportsAnsweredCause: a breaker around Result must not count a participant's decline as a failure, and
+// must count a participant that does not work.
+func TestResultReportsAnsweredCause(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want bool
@@ -161,7 +170,7 @@ func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
 	}
 }
 
-func TestAbandonWithoutANoteHasNoReason(t *testing.T) {
+func TestAbandonWithoutNoteHasNoReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, _ := stuckSaga(t, new(atomic.Bool))
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
@@ -173,8 +182,7 @@ func TestAbandonWithoutANoteHasNoReason(t *testing.T) {
 	})
 }
 
-// TestPivotInDoubt has a payment that may have been made, and
-// an operator who finds out.
+// TestPivotInDoubt has a payment that may have been made, and an operator who finds out.
 func TestPivotInDoubt(t *testing.T) {
 	charge := failing("charge", saga.Permanent(errors.New("timeout")))
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
@@ -190,10 +198,11 @@ func TestPivotInDoubt(t *testing.T) {
 		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, in.Actions)
 		return r
 	}
-	t.Run("it was made", func(t *testing.T) {
+	t.Run("the payment was made", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t)
-			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "charge", Note: "seen on the statement"}))
+			require.NoError(t, r.Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionSkip, Step: "charge", Note: "seen on the statement"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"do flight", "do charge", "do tickets"}, s.Calls)
@@ -202,7 +211,8 @@ func TestPivotInDoubt(t *testing.T) {
 	t.Run("it was not", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t)
-			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
+			require.NoError(t, r.Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.ErrorContains(t, err, "timeout", "the first cause stays")
@@ -218,13 +228,13 @@ func TestPivotInDoubt(t *testing.T) {
 			r := open(t)
 			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 			_, err := result[trip](t.Context(), r, "trip-1")
-			require.ErrorIs(t, err, saga.ErrStuck, "but it does not")
+			require.ErrorIs(t, err, saga.ErrStuck, "the retry does not succeed")
 			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
 		})
 	})
 }
 
-func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
+func TestPivotInDoubtIsRetriedUntilSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge, works := failing("charge", errDeclined), false
 		charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
@@ -254,7 +264,8 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 		_, err = saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		time.Sleep(time.Hour)
-		require.NoError(t, r.Operate(t.Context(), "trip-2", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
+		require.NoError(t, r.Operate(t.Context(), "trip-2",
+			saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 		s, err := result[trip](t.Context(), r, "trip-2")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "not on the statement")
@@ -262,7 +273,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 	})
 }
 
-func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
+func TestRetryStartsWaitingAttemptNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		st := step("flight")
@@ -285,9 +296,8 @@ func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
 	})
 }
 
-// TestStepThatIsGivenUpIsNotTriedAgain because the saga, in which a parallel step waits,
-// is written back and claimed again.
-func TestStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
+// TestFailedStepIsNotRetriedAfterParking: a parallel step waits, so the saga is parked and claimed again.
+func TestFailedStepIsNotRetriedAfterParking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		pivot, ship, paid := step("charge"), step("ship"), step("paid")
@@ -330,7 +340,8 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 					operator = saga.NewRunner(store, saga.RunnerConfig{}) // without definitions
 				}
 				begun := time.Now()
-				require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}), name)
+				require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}),
+					name)
 				s, err := result[trip](canceledAfter(t, time.Minute), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCanceled)
 				require.ErrorIs(t, err, saga.ErrCompensated)
@@ -346,7 +357,7 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 	}
 }
 
-// A slowCodec takes some time for the next Encode.
+// A slowCodec delays the next Encode.
 type slowCodec struct{ takes atomic.Int64 }
 
 func (c *slowCodec) Encode(s *trip) ([]byte, error) {
@@ -356,8 +367,9 @@ func (c *slowCodec) Encode(s *trip) ([]byte, error) {
 
 func (*slowCodec) Decode(data []byte, s *trip) error { return json.Unmarshal(data, s) }
 
-// TestPivotDoesNotBeginTooLate: a cancellation comes, or the deadline passes, while its start is recorded.
-func TestPivotDoesNotBeginTooLate(t *testing.T) {
+// TestPivotDoesNotStartTooLate: a cancellation arrives, or the deadline passes, while the start of the pivot is
+// recorded.
+func TestPivotDoesNotStartTooLate(t *testing.T) {
 	for why, meanwhile := range map[error]func(*testing.T, *saga.Runner){
 		saga.ErrCanceled: func(t *testing.T, other *saga.Runner) {
 			require.NoError(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
@@ -388,22 +400,25 @@ func TestPivotDoesNotBeginTooLate(t *testing.T) {
 	}
 }
 
-// TestCancelDuringTheLastTransaction cancels a saga whose last DoTx has ended and whose
-// result waits: the request came before the result is recorded.
-func TestCancelDuringTheLastTransaction(t *testing.T) {
+// TestCancelDuringLastTransaction cancels a saga whose last DoTx has ended and is not recorded yet.
+func TestCancelDuringLastTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		flight, hotel := step("flight"), inTx("hotel")
 		hotel.Parallel = true
 		var codec slowCodec
-		flight.Do, flight.Undo = func(context.Context, *trip) error { codec.takes.Store(int64(3 * time.Second)); return nil }, note("undo flight", nil)
+		flight.Do, flight.Undo = func(context.Context,
+			*trip) error {
+			codec.takes.Store(int64(3 * time.Second))
+			return nil
+		}, note("undo flight", nil)
 		do := hotel.DoTx
 		hotel.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
 			time.Sleep(time.Second)
 			return do(ctx, tx, s)
 		}
 		sg := sequence(flight, hotel)
-		sg.Codec = &codec // the result of hotel waits for the state that flight has left
+		sg.Codec = &codec // the result of hotel waits until the state of flight is encoded
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(2 * time.Second)
@@ -414,7 +429,7 @@ func TestCancelDuringTheLastTransaction(t *testing.T) {
 	})
 }
 
-func TestCancelAgainIsNoError(t *testing.T) {
+func TestRepeatedCancelIsNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := step("hotel")
 		slow.Do = func(ctx context.Context, _ *trip) error {
@@ -432,7 +447,8 @@ func TestCancelAgainIsNoError(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"ill"}, cancelNotes(t, r))
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}),
+			saga.ErrNotAllowed)
 	})
 }
 
@@ -452,7 +468,7 @@ func TestCancelAfterThePivot(t *testing.T) {
 		charge, tickets := step("charge"), step("tickets")
 		charge.Pivot = true
 		tickets.Do = func(ctx context.Context, _ *trip) error {
-			time.Sleep(time.Minute - 1) // heartbeats bring the request meanwhile
+			time.Sleep(time.Minute - 1) // heartbeats deliver the request
 			return ctx.Err()
 		}
 		sg := sequence(step("flight"), charge, tickets, step("receipt"))
@@ -460,7 +476,8 @@ func TestCancelAfterThePivot(t *testing.T) {
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		synctest.Wait()
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}),
+			saga.ErrNotAllowed)
 		_, err := st.Post(t.Context(), store.PostRequest{
 			ID: "trip-1", Payload: []byte("it was not seen that it is late"), Cancel: true,
 		})
@@ -468,12 +485,13 @@ func TestCancelAfterThePivot(t *testing.T) {
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight", "do charge", "do receipt"}, s.Calls)
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "too late"}),
+			saga.ErrNotAllowed)
 	})
 }
 
-// TestCancelAfterThePivotOfAnUnknownDefinition: the record says that the pivot is done.
-func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
+// TestCancelAfterPivotOfUnknownDefinition: the record states that the pivot is done.
+func TestCancelAfterPivotOfUnknownDefinition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge, tickets := step("charge"), step("tickets")
 		charge.Pivot, tickets.Delay = true, time.Hour
@@ -483,7 +501,8 @@ func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
 		mustStart(t, r, sg)
 		synctest.Wait()
 		other := saga.NewRunner(store, saga.RunnerConfig{})
-		require.ErrorIs(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}), saga.ErrNotAllowed)
+		require.ErrorIs(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}),
+			saga.ErrNotAllowed)
 		in, err := other.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.StepDone, in.Steps[1].Status)
@@ -492,7 +511,7 @@ func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
 	})
 }
 
-func TestOperatorsTakeTurns(t *testing.T) {
+func TestConcurrentOperators(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool
 		st := &gate{Store: saga.NewMemory()}
@@ -502,23 +521,25 @@ func TestOperatorsTakeTurns(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		stop()
-		// Another operator comes first, once.
+		// Another operator is faster, once.
 		var calls atomic.Int64
 		st.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			if calls.Add(1) == 1 {
-				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "first"}))
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Operate(ctx, "trip-1",
+					saga.Operation{Action: saga.ActionAbandon, Note: "first"}))
 			}
 			return st.Store.Commit(ctx, req)
 		}
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "second"}), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "second"}),
+			saga.ErrNotAllowed)
 		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "first", log[len(log)-1].Error)
 	})
 }
 
-// TestOperatorLeavesAWaitAsItIs: what goes on only later is not due at once.
-func TestOperatorLeavesAWaitAsItIs(t *testing.T) {
+// TestOperatorKeepsWait: a saga that can continue only later is not due immediately.
+func TestOperatorKeepsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
 		hotel.Delay = time.Hour
@@ -534,11 +555,12 @@ func TestOperatorLeavesAWaitAsItIs(t *testing.T) {
 	})
 }
 
-// TestHookThatPanicsHoldsNoOperationUp: the owner lets an abandoned saga go all the same.
-func TestHookThatPanicsHoldsNoOperationUp(t *testing.T) {
+// TestPanickingObserverBlocksNoOperation: the owner drops an abandoned saga even if the observer panics.
+func TestPanickingObserverBlocksNoOperation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(time.Hour)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, on(saga.EventAbandoned, func(saga.Event) { panic("oops") }), sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{},
+			on(saga.EventAbandoned, func(saga.Event) { panic("oops") }), sg)
 		mustStart(t, r, sg)
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
 		synctest.Wait()

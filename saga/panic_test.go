@@ -18,7 +18,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// fragile is a Codec that fails on demand.
+// A fragile Codec fails on demand.
 type fragile struct {
 	mu             sync.Mutex
 	encode, decode bool
@@ -42,15 +42,14 @@ func (f *fragile) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
-// TestCodecThatFailsNowAndThen fails the attempt whose copy of the state it does not make, or
-// whose changes cannot be put together with those of another. The first call is for the saga
-// itself, which is stuck then.
-func TestCodecThatFailsNowAndThen(t *testing.T) {
+// TestCodecErrorsFailAttempts: a Codec error fails the attempt for which the state is copied, or whose changes
+// cannot be merged. If the first call fails, which is for the saga itself, the saga is stuck.
+func TestCodecErrorsFailAttempts(t *testing.T) {
 	for n := range 12 {
 		fails, times := n/2, n%2+1
 		synctest.Test(t, func(t *testing.T) {
 			codec := &flaky{times: int64(times)}
-			codec.fails.Store(int64(fails) + 1) // after that of Start
+			codec.fails.Store(int64(fails) + 1) // after the call of Start
 			hotel := step("hotel")
 			hotel.Parallel = true
 			sg := sequence(step("flight"), hotel)
@@ -65,7 +64,7 @@ func TestCodecThatFailsNowAndThen(t *testing.T) {
 	}
 }
 
-// A flaky Codec fails to decode so many times, after so many calls that work.
+// A flaky Codec fails to decode several times after several successful calls.
 type flaky struct {
 	fails atomic.Int64
 	times int64
@@ -97,8 +96,9 @@ func (e *explosive) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
-// TestPanicOutsideOfAStepMakesTheSagaStuck: it does not end the process, with all other sagas, and then the next.
-func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
+// TestPanicOutsideStepMakesSagaStuck: the panic does not end the process, with all other sagas, and then the next
+// process.
+func TestPanicOutsideStepMakesSagaStuck(t *testing.T) {
 	var logged bytes.Buffer
 	log.SetOutput(&logged)
 	defer log.SetOutput(os.Stderr)
@@ -150,9 +150,9 @@ func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
 	}
 }
 
-// TestHookOfStartThatIsSlowCostsNoLease: the runner holds the saga, and any child, while the hooks
-// are told of its start. Its first step begins after them.
-func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
+// TestSlowStartObserverKeepsLease: the runner holds the saga, and any child, while observers are notified of its
+// start. Its first step starts after that.
+func TestSlowStartObserverKeepsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(1))
@@ -170,23 +170,25 @@ func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, r.Stats().TakenOver)
 		require.Zero(t, r.Stats().Lost)
-		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed"}, events(t, r, "order-1/parcels/0"))
+		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed"},
+			events(t, r, "order-1/parcels/0"))
 	})
 }
 
-// TestHookOfStartComesFirst, also if the saga found no place: the runner looks for it afterwards.
-func TestHookOfStartComesFirst(t *testing.T) {
+// TestStartObserverPrecedesFirstStep, even if no place was free: the runner claims the saga afterwards.
+func TestStartObserverPrecedesFirstStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun, at := time.Now(), make(chan time.Duration, 2)
 		st := taking(5*time.Second, step("flight"))
 		do := st.Do
 		st.Do = func(ctx context.Context, s *trip) error { at <- time.Since(begun); return do(ctx, s) }
 		sg := sequence(st)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1, Poll: time.Hour}, func(_ context.Context, e saga.Event) {
-			if e.Kind == saga.EventCreated && e.ID == "trip-2" {
-				time.Sleep(10 * time.Second)
-			}
-		}, sg)
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1, Poll: time.Hour},
+			func(_ context.Context, e saga.Event) {
+				if e.Kind == saga.EventCreated && e.ID == "trip-2" {
+					time.Sleep(10 * time.Second)
+				}
+			}, sg)
 		mustStart(t, r, sg)
 		_, err := saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)

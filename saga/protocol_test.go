@@ -16,7 +16,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// refusing returns a middleware that refuses the first n calls, as a policy does.
+// refusing returns a middleware that refuses the first n calls like a policy.
 func refusing(n int, after time.Duration) func(func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -30,16 +30,18 @@ func refusing(n int, after time.Duration) func(func(context.Context) error) func
 
 const always = 1 << 30
 
-// undoing returns the middleware for Undo alone, and doing that for Do.
-func undoing(mw func(func(context.Context) error) func(context.Context) error) func(func(context.Context) error) func(context.Context) error {
+type middleware = func(func(context.Context) error) func(context.Context) error
+
+// undoing applies the middleware to Undo only, and doing to Do only.
+func undoing(mw middleware) middleware {
 	return only(true, mw)
 }
 
-func doing(mw func(func(context.Context) error) func(context.Context) error) func(func(context.Context) error) func(context.Context) error {
+func doing(mw middleware) middleware {
 	return only(false, mw)
 }
 
-func only(undo bool, mw func(func(context.Context) error) func(context.Context) error) func(func(context.Context) error) func(context.Context) error {
+func only(undo bool, mw middleware) middleware {
 	return func(next func(context.Context) error) func(context.Context) error {
 		guarded := mw(next)
 		return func(ctx context.Context) error {
@@ -56,7 +58,7 @@ func isUndo(ctx context.Context) bool {
 	return command.ID != command.DoID()
 }
 
-func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
+func TestRunDoesNotCountRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
 		st.Attempts, st.Middleware = 2, refusing(10, 0)
@@ -78,7 +80,7 @@ func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
 		require.GreaterOrEqual(t, time.Since(begun), 3*time.Minute)
 		require.LessOrEqual(t, time.Since(begun), 200*time.Second)
 
-		t.Log("and never in a tight loop")
+		t.Log("never in a busy loop")
 		st.Middleware, st.Backoff = refusing(100, 0), func(int) time.Duration { return 0 }
 		begun = time.Now()
 		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
@@ -86,21 +88,23 @@ func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
 	})
 }
 
-func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
+func TestRunDoesNotUndoRefusedStep(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		before error // the error of an attempt before the refusals
 		calls  []string
 	}{
-		"refused":                 {err: refusal{}},
-		"wrapped":                 {err: fmt.Errorf("hotel: %w", refusal{})},
-		"joined":                  {err: errors.Join(refusal{}, refusal{time.Second})},
-		"inside a Permanent":      {err: saga.Permanent(refusal{})},
-		"inside a NoEffect":       {err: saga.Declined(refusal{})},
-		"beside a timeout":        {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
-		"after one that failed":   {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
-		"of the second of a step": {err: saga.MaybeApplied(refusal{}), calls: []string{"undo hotel"}},
-		"in a child that ran":     {err: &saga.Error{Status: saga.Stuck, Err: refusal{}}, calls: []string{"undo hotel"}},
+		"refused":            {err: refusal{}},
+		"wrapped":            {err: fmt.Errorf("hotel: %w", refusal{})},
+		"joined":             {err: errors.Join(refusal{}, refusal{time.Second})},
+		"inside a Permanent": {err: saga.Permanent(refusal{})},
+		"inside a NoEffect":  {err: saga.Declined(refusal{})},
+		"joined with a timeout": {
+			err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"},
+		},
+		"after a failed attempt":       {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
+		"of the second call of a step": {err: saga.MaybeApplied(refusal{}), calls: []string{"undo hotel"}},
+		"in a child that ran":          {err: &saga.Error{Status: saga.Stuck, Err: refusal{}}, calls: []string{"undo hotel"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -119,7 +123,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 				err := saga.Run(t.Context(), sg, &s)
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.ErrorIs(t, err, saga.ErrDeadline)
-				require.ErrorIs(t, err, c.err, "what it waited for is told")
+				require.ErrorIs(t, err, c.err, "the refusals are reported")
 				require.Equal(t, "hotel", detail(t, err).Step)
 				require.False(t, behavior.IsRefused(err), "steps were called")
 				require.Equal(t, time.Minute, time.Since(begun))
@@ -129,7 +133,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 	}
 }
 
-func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
+func TestRunRetriesRefusedUndoWithoutLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
 		st.UndoAttempts, st.Middleware = 1, undoing(refusing(500, time.Minute))
@@ -144,9 +148,9 @@ func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
 	})
 }
 
-// A pivot without Undo that is in doubt must be known before the saga can turn: it
-// outwaits the deadline. One that was only refused does not.
-func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
+// TestRunTurnsBackAtRefusedPivot: the outcome of a pivot without Undo must be known before the saga turns back, so
+// it is retried past the deadline. A pivot that was only refused is not.
+func TestRunTurnsBackAtRefusedPivot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge, calls := step("charge"), 0
 		charge.Pivot, charge.Undo = true, nil
@@ -179,7 +183,7 @@ func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
 	})
 }
 
-func TestRunnerShowsARefusalOnce(t *testing.T) {
+func TestRunnerLogsRefusalOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flight, hotel := step("flight"), step("hotel")
 		flight.Middleware, flight.UndoAttempts = undoing(refusing(30, 0)), 1
@@ -193,7 +197,8 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "step_done flight", "step_refused hotel", "turned_back hotel", "step_refused flight", "step_undone flight", "compensated",
+			"created", "step_done flight", "step_refused hotel", "turned_back hotel", "step_refused flight",
+			"step_undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -206,10 +211,9 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 	})
 }
 
-// While an owner holds a saga, each of its steps may be under way: if the owner
-// crashes they are in doubt, whatever was refused before. What was written back is
-// known.
-func TestStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
+// TestRefusedStepAfterCrash: while an owner holds a saga, each of its steps may be running. If the owner crashes,
+// their outcome is unknown, even if they were refused before. The outcome of a parked step is known.
+func TestRefusedStepAfterCrash(t *testing.T) {
 	for _, c := range []struct {
 		name, owner string
 		undone      bool
@@ -239,11 +243,11 @@ func TestStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 	}
 }
 
-func TestStepThatIsRefusedIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
+func TestRefusedStepHasNoEffectAfterStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
 		hotel.Middleware = func(func(context.Context) error) func(context.Context) error {
-			return func(ctx context.Context) error { <-ctx.Done(); return refusal{} } // as a queue for a slot does
+			return func(ctx context.Context) error { <-ctx.Done(); return refusal{} } // like a queue for a slot
 		}
 		hotel.Timeout = time.Hour
 		sg := sequence(hotel)
@@ -259,7 +263,7 @@ func TestStepThatIsRefusedIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
 	})
 }
 
-func TestStepIsAnOperationOfItsOwn(t *testing.T) {
+func TestStepIsSeparateOperation(t *testing.T) {
 	var marks []int
 	keep := func(err error) func(context.Context, *trip) error {
 		return func(ctx context.Context, _ *trip) error {
@@ -274,7 +278,7 @@ func TestStepIsAnOperationOfItsOwn(t *testing.T) {
 		want           []int
 	}{
 		{"a step that the saga repeats", 3, 2, []int{1, 2, 3, 1, 2}},
-		{"without end, too", -1, -1, []int{1, 2, 3, 4, 1, 2}},
+		{"also without a limit", -1, -1, []int{1, 2, 3, 4, 1, 2}},
 		{"one that it does not", 1, 1, []int{0, 0}},
 		{"one of which it repeats the Do", 3, 1, []int{1, 2, 3, 0}},
 		{"one of which it repeats the Undo", 1, 2, []int{0, 1, 2}},

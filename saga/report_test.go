@@ -17,7 +17,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-func TestReportsWithoutAHookAreLogged(t *testing.T) {
+func TestUnobservedEventsAreLogged(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
 	synctest.Test(t, func(t *testing.T) {
@@ -31,11 +31,12 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip id=trip-1 status=stuck step=flight err=full`)
+		require.Contains(t, out.String(),
+			`level=WARN msg="saga: stuck" runner=one saga=trip id=trip-1 status=stuck step=flight err=full`)
 		require.NotContains(t, out.String(), "failed")
 		out.Reset()
 		g.set(true)
-		for range 3 { // beside the runner, each at its own time
+		for range 3 { // in parallel with the runner, at different times
 			go func() { _, _ = saga.Register(r, sg).Result(t.Context(), "trip-2") }()
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -48,7 +49,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	})
 }
 
-func TestStepThatFailsAgainAndAgainIsLogged(t *testing.T) {
+func TestStalledStepIsLogged(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
 	synctest.Test(t, func(t *testing.T) {
@@ -61,7 +62,8 @@ func TestStepThatFailsAgainAndAgainIsLogged(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(8 * time.Second)
 		stop()
-		require.Contains(t, out.String(), `level=WARN msg="saga: a step fails again and again" runner=one saga=trip id=trip-1 status=running step=flight op=do attempt=8 err=declined`)
+		require.Contains(t, out.String(), `level=WARN msg="saga: a step fails again and again" runner=one saga=trip `+
+			`id=trip-1 status=running step=flight op=do attempt=8 err=declined`)
 	})
 }
 
@@ -72,7 +74,7 @@ type checkedStore struct {
 
 func (s *checkedStore) Check(ctx context.Context) error { return cmp.Or(ctx.Err(), s.err) }
 
-func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
+func TestRunChecksStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &checkedStore{saga.NewMemory(), store.ErrNotMigrated}
 		r := saga.NewRunner(st, saga.RunnerConfig{})
@@ -92,7 +94,7 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 	})
 }
 
-// A tellingStore notifies on demand.
+// A tellingStore notifies the runner on demand.
 type tellingStore struct {
 	store.Store
 	listens int
@@ -114,7 +116,7 @@ func (s *tellingStore) Listen(ctx context.Context, notify func()) error {
 	}
 }
 
-func TestRunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
+func TestRunnerClaimsOnNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &tellingStore{Store: saga.NewMemory(), tell: make(chan bool)}
 		sg := sequence(step("flight"))

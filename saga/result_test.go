@@ -16,7 +16,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A countingLoads counts the records that are read.
+// A countingLoads store counts the records that are read.
 type countingLoads struct {
 	store.Store
 	loads atomic.Int64
@@ -27,9 +27,9 @@ func (s *countingLoads) Load(ctx context.Context, id string) (store.Record, erro
 	return s.Store.Load(ctx, id)
 }
 
-// TestResultOfASagaThatIsHereAsksNoStore: the runner knows how it ends. A saga that takes longer
-// than Poll is looked at, since an operator of another process may have ended it.
-func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
+// TestResultOfHeldSagaReadsNoStore: the runner knows how the saga ends. A saga that takes longer than Poll is read,
+// since an operator in another process may have ended it.
+func TestResultOfHeldSagaReadsNoStore(t *testing.T) {
 	for _, test := range []struct {
 		takes time.Duration
 		fails error
@@ -67,8 +67,8 @@ func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
 	}
 }
 
-// TestResultForgetsAFailureThatIsOver: the end of ctx has nothing to do with it.
-func TestResultForgetsAFailureThatIsOver(t *testing.T) {
+// TestResultForgetsPastStoreError: the error returned after ctx is done does not include it.
+func TestResultForgetsPastStoreError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, sequence(awaits("paid"))
 		client := idle(g, sg)
@@ -83,8 +83,8 @@ func TestResultForgetsAFailureThatIsOver(t *testing.T) {
 	})
 }
 
-// TestResultLeavesTheOthersAlone, if its ctx ends before they have theirs.
-func TestResultLeavesTheOthersAlone(t *testing.T) {
+// TestCanceledResultKeepsOtherWaiters: the ctx of one Result is done before the others return.
+func TestCanceledResultKeepsOtherWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(time.Minute)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: time.Hour, LeaseTTL: 4 * time.Hour}, sg)
@@ -105,17 +105,18 @@ func TestResultLeavesTheOthersAlone(t *testing.T) {
 	})
 }
 
-// An aliasing Codec keeps the bytes that it decodes.
+// An aliasing Codec retains the bytes that it decodes.
 type aliasing struct{}
 
 func (aliasing) Encode(s *[]byte) ([]byte, error) { return *s, nil }
 
 func (aliasing) Decode(data []byte, s *[]byte) error { *s = data; return nil }
 
-func TestResultIsTheCallersOwn(t *testing.T) {
+func TestResultIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		do := func(context.Context, *[]byte) error { time.Sleep(time.Millisecond); return nil }
-		sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{}, Steps: []saga.Step[[]byte]{{Name: "wait", Do: do, ReadOnly: true}}}
+		sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{},
+			Steps: []saga.Step[[]byte]{{Name: "wait", Do: do, ReadOnly: true}}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Register(r, sg).Start(t.Context(), "bytes-1", []byte("paid"))
 		require.NoError(t, err)
@@ -135,8 +136,8 @@ func TestResultIsTheCallersOwn(t *testing.T) {
 	})
 }
 
-// TestResultOfARecordThatCannotBeRead, for which it waits when the saga becomes stuck.
-func TestResultOfARecordThatCannotBeRead(t *testing.T) {
+// TestResultOfUnreadableRecord waits for a saga whose record becomes unreadable and which is then stuck.
+func TestResultOfUnreadableRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := saga.NewMemory(), sequence(step("flight"))
 		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running,
@@ -151,8 +152,8 @@ func TestResultOfARecordThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// TestResultInAHookOfTheEnd: the saga waits for its hooks, and has ended all the same.
-func TestResultInAHookOfTheEnd(t *testing.T) {
+// TestResultInObserverOfEnd: the saga waits for its observers, and has ended nevertheless.
+func TestResultInObserverOfEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		var r *saga.Runner
@@ -172,8 +173,8 @@ func TestResultInAHookOfTheEnd(t *testing.T) {
 	})
 }
 
-// TestResultThatWaitsForLongNeedsNoMoreMemory, of a saga that no runner of this process holds.
-func TestResultThatWaitsForLongNeedsNoMoreMemory(t *testing.T) {
+// TestLongResultNeedsConstantMemory waits for a saga that no runner of this process holds.
+func TestLongResultNeedsConstantMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const polls = 100_000
 		sg := sequence(step("flight"))

@@ -12,8 +12,9 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A card is charged as often as the saga says, whichever retriers are inside.
-func TestRetriersInsideAStepDoNotMultiplyItsAttempts(t *testing.T) {
+// TestNestedRetriersDoNotMultiplyAttempts charges a card as often as the step allows, whatever retriers the step
+// contains.
+func TestNestedRetriersDoNotMultiplyAttempts(t *testing.T) {
 	for _, c := range []struct{ attempts, calls int }{{5, 5}, {1, 3}} {
 		for _, where := range []string{"around", "inside"} {
 			t.Run(fmt.Sprint(c.attempts, " ", where), func(t *testing.T) {

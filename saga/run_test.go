@@ -18,12 +18,12 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A trip is the state of most tests: the calls in their order.
+// A trip is the state in most tests: the calls in order.
 type trip struct{ Calls []string }
 
 var errDeclined = errors.New("declined")
 
-// note returns a Do or an Undo that records its name.
+// note returns a Do or an Undo that appends its name to the state.
 func note(name string, err error) func(context.Context, *trip) error {
 	return func(_ context.Context, s *trip) error {
 		s.Calls = append(s.Calls, name)
@@ -44,7 +44,7 @@ func failing(name string, err error) saga.Step[trip] {
 	return st
 }
 
-// constant is a Backoff without jitter: a wait that a test relies on cannot be short by chance.
+// constant is a Backoff without jitter, since a test relies on the length of the wait.
 func constant(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 
 func sequence(steps ...saga.Step[trip]) *saga.Saga[trip] {
@@ -58,7 +58,7 @@ func detail(t *testing.T, err error) *saga.Error {
 	return e
 }
 
-func TestRunHonorsAContextThatHasEnded(t *testing.T) {
+func TestRunHonorsCanceledContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errDeclined)
 	var s trip
@@ -68,7 +68,7 @@ func TestRunHonorsAContextThatHasEnded(t *testing.T) {
 	require.Empty(t, s.Calls)
 }
 
-func TestRunTriesAgain(t *testing.T) {
+func TestRunRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
 		var attempts []int
@@ -99,14 +99,14 @@ func (hint) Error() string               { return "hint" }
 func (h hint) RetryAfter() time.Duration { return h.after }
 func (h hint) Retryable() bool           { return h.retry }
 
-// An answer is a participant that says no, with or without a hint.
+// An answer is the error of a participant that answered no, with or without a RetryAfter.
 type answer struct{ hint error }
 
 func (answer) Error() string   { return "no" }
 func (answer) Answered() bool  { return true }
 func (a answer) Unwrap() error { return a.hint }
 
-// A refusal is the error of a policy that did not make the call.
+// A refusal is the error of a policy that refused the call.
 type refusal struct{ after time.Duration }
 
 func (refusal) Error() string               { return "refused" }
@@ -114,7 +114,7 @@ func (refusal) Refused() bool               { return true }
 func (refusal) Retryable() bool             { return false }
 func (r refusal) RetryAfter() time.Duration { return r.after }
 
-func TestRunReadsErrors(t *testing.T) {
+func TestRunClassifiesErrors(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -127,15 +127,21 @@ func TestRunReadsErrors(t *testing.T) {
 		{"abort without effect", saga.Permanent(saga.Declined(errDeclined)), []string{"do x"}, 0},
 		{"not retryable", hint{}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"answered", answer{}, []string{"do x", "undo x"}, 0},
-		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
-		{"no effect beside a timeout", errors.Join(saga.Declined(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
-		{"no effect twice", errors.Join(saga.Declined(errDeclined), fmt.Errorf("b: %w", saga.Declined(errDeclined))), []string{"do x"}, 0},
-		{"no effect beside a refusal", errors.Join(saga.Declined(errDeclined), refusal{}), []string{"do x"}, 0},
-		{"no effect around a timeout", saga.Declined(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
-		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.Declined(errDeclined)}, []string{"do x", "undo x"}, 0},
-		{"in doubt, whatever is inside", saga.MaybeApplied(saga.Declined(errDeclined)), []string{"do x", "undo x"}, 0},
+		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}},
+			[]string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
+		{"no effect joined with a timeout", errors.Join(saga.Declined(errDeclined), context.DeadlineExceeded),
+			[]string{"do x", "undo x"}, 0},
+		{"no effect twice", errors.Join(saga.Declined(errDeclined), fmt.Errorf("b: %w", saga.Declined(errDeclined))),
+			[]string{"do x"}, 0},
+		{"no effect joined with a refusal", errors.Join(saga.Declined(errDeclined), refusal{}), []string{"do x"}, 0},
+		{"no effect around a timeout", saga.Declined(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"},
+			0},
+		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.Declined(errDeclined)},
+			[]string{"do x", "undo x"}, 0},
+		{"in doubt, whatever it wraps", saga.MaybeApplied(saga.Declined(errDeclined)), []string{"do x", "undo x"}, 0},
 		{"a refusal in doubt", saga.MaybeApplied(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
-		{"a refusal beside a failure", errors.Join(refusal{}, errDeclined), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
+		{"a refusal joined with a failure", errors.Join(refusal{}, errDeclined), []string{"do x", "do x", "do x", "undo x"},
+			2 * time.Second},
 		{"not retryable now", hint{after: time.Minute}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -146,7 +152,7 @@ func TestRunReadsErrors(t *testing.T) {
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.ErrorIs(t, err, c.err)
 				require.Equal(t, c.calls, s.Calls)
-				// The wait that a server asks for is spread by up to a tenth.
+				// The jitter on the RetryAfter of a server is up to a tenth.
 				require.GreaterOrEqual(t, time.Since(begun), c.took)
 				require.LessOrEqual(t, time.Since(begun), c.took+c.took/10+2*time.Nanosecond)
 			})
@@ -157,14 +163,14 @@ func TestRunReadsErrors(t *testing.T) {
 	require.NoError(t, saga.MaybeApplied(nil))
 }
 
-// Of several steps that run beside each other the first that has failed is named, whichever was the
-// first to fail.
-func TestRunIsStuckAtTheFirstStepThatFailed(t *testing.T) {
+// TestRunReportsFirstFailedStep: of several parallel steps that fail, the first one in the definition is reported.
+func TestRunReportsFirstFailedStep(t *testing.T) {
 	charge := step("charge")
 	charge.Pivot = true
 	steps := []saga.Step[trip]{charge}
 	for i, name := range []string{"mail", "print", "archive"} {
-		st := saga.Step[trip]{Name: name, Parallel: i > 0, Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }}
+		st := saga.Step[trip]{Name: name, Parallel: i > 0,
+			Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }}
 		if name == "mail" {
 			st.Do = func(context.Context, *trip) error { return nil }
 		}
@@ -173,12 +179,12 @@ func TestRunIsStuckAtTheFirstStepThatFailed(t *testing.T) {
 	require.Equal(t, "print", detail(t, saga.Run(t.Context(), sequence(steps...), &trip{})).Step)
 }
 
-func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
+func TestRunIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
 
-		t.Log("a pivot that is in doubt, has no Undo and does not know")
+		t.Log("a pivot without Undo whose outcome stays unknown")
 		doubt := charge
 		doubt.Do = note("do charge", saga.Permanent(errDeclined))
 		var s trip
@@ -188,7 +194,7 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 		require.NotErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do charge"}, s.Calls)
 
-		t.Log("or is not asked any more")
+		t.Log("a pivot whose retries end with ctx")
 		doubt.Do, doubt.Backoff = note("do charge", errDeclined), func(int) time.Duration { return 25 * time.Second }
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -201,17 +207,18 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 		require.Equal(t, time.Minute, time.Since(begun))
 		require.Equal(t, []string{"do flight", "do charge", "do charge", "do charge"}, s.Calls)
 
-		t.Log("but not if it certainly took no effect")
+		t.Log("a declined pivot turns back")
 		doubt.Do = note("do charge", saga.Declined(errDeclined))
 		err = saga.Run(t.Context(), sequence(step("flight"), doubt), &trip{})
 		require.ErrorIs(t, err, saga.ErrCompensated)
 
-		t.Log("a step after the pivot that says it will never work")
+		t.Log("a step after the pivot that fails permanently")
 		err = saga.Run(t.Context(), sequence(charge, failing("tickets", saga.Permanent(errDeclined))), &trip{})
 		require.ErrorIs(t, err, saga.ErrStuck)
-		require.Equal(t, []saga.Failure{{Step: "tickets", Op: saga.OpDo, Err: saga.Permanent(errDeclined)}}, detail(t, err).Failed)
+		require.Equal(t, []saga.Failure{{Step: "tickets", Op: saga.OpDo, Err: saga.Permanent(errDeclined)}},
+			detail(t, err).Failed)
 
-		t.Log("an Undo that does not work")
+		t.Log("an Undo that fails")
 		flight := step("flight")
 		flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 3
 		s = trip{}
@@ -224,7 +231,7 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 	})
 }
 
-func TestRunUndoesOnADetachedContext(t *testing.T) {
+func TestRunUndoesOnDetachedContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
 		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
@@ -243,7 +250,7 @@ func TestRunUndoesOnADetachedContext(t *testing.T) {
 			require.True(t, ok)
 			require.Equal(t, 7*time.Second, time.Until(deadline))
 			if tries++; tries < 3 {
-				return errDeclined // nor do its own failures end it
+				return errDeclined // its own failures do not end it either
 			}
 			return note("undo flight", nil)(ctx, s)
 		}
@@ -256,7 +263,7 @@ func TestRunUndoesOnADetachedContext(t *testing.T) {
 	})
 }
 
-func TestRunStopsWaitingWhenItsContextEnds(t *testing.T) {
+func TestRunStopsWaitingAfterCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
@@ -285,7 +292,7 @@ func TestRunStopsWaitingWhenItsContextEnds(t *testing.T) {
 		require.ErrorIs(t, err, errDeclined)
 		require.Equal(t, []string{"do tickets", "do mail"}, s.Calls)
 
-		t.Log("also while it waits")
+		t.Log("even while it waits")
 		ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		charge.Do = note("do charge", nil)
@@ -296,8 +303,8 @@ func TestRunStopsWaitingWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// TestRunWhoseContextEndsDuringAStep: the error has the step, its error and the end of ctx.
-func TestRunWhoseContextEndsDuringAStep(t *testing.T) {
+// TestRunCanceledDuringStep: the error has the step, its error and ctx's cause.
+func TestRunCanceledDuringStep(t *testing.T) {
 	errLeft := errors.New("user left")
 	for name, c := range map[string]struct {
 		pivot  bool // the step is the pivot, and has no Undo
@@ -306,16 +313,33 @@ func TestRunWhoseContextEndsDuringAStep(t *testing.T) {
 		status error
 		calls  []string
 	}{
-		"before the pivot":            {false, false, func(context.Context) error { return errDeclined }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
-		"an answer":                   {false, false, func(context.Context) error { return saga.Declined(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
-		"the end itself":              {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, ctx.Err()) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
-		"its cause":                   {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx)) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
-		"the pivot":                   {true, false, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.Declined(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
-		"after the pivot":             {false, true, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"after the pivot, for good":   {false, true, func(context.Context) error { return saga.Permanent(errDeclined) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"after the pivot, a refusal":  {false, true, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"before the pivot, a refusal": {false, false, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"before the pivot": {false, false, func(context.Context) error { return errDeclined },
+			saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"an answer": {false, false, func(context.Context) error { return saga.Declined(errDeclined) },
+			saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"the end itself": {false, false, func(ctx context.Context) error {
+			return fmt.Errorf("%w: %w",
+				errDeclined, ctx.Err())
+		}, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"its cause": {false, false, func(ctx context.Context) error {
+			return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx))
+		}, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"the pivot": {true, false, func(context.Context) error { return errDeclined }, saga.ErrStuck,
+			[]string{"do flight", "do hotel"}},
+		"the pivot has no effect": {true, false, func(context.Context) error { return saga.Declined(errDeclined) },
+			saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"after the pivot": {false, true, func(context.Context) error { return errDeclined }, saga.ErrStuck,
+			[]string{"do flight", "do hotel"}},
+		"after the pivot, permanently": {false, true, func(context.Context) error { return saga.Permanent(errDeclined) },
+			saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"after the pivot, a refusal": {false, true, func(context.Context) error {
+			return errors.Join(errDeclined,
+				refusal{})
+		}, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"before the pivot, a refusal": {false, false, func(context.Context) error {
+			return errors.Join(errDeclined,
+				refusal{})
+		}, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -356,7 +380,7 @@ func TestRunBoundsAttempts(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, 11*time.Second, time.Since(begun))
 
-		t.Log("also of an Undo without a Timeout")
+		t.Log("even for an Undo without a Timeout")
 		st.Undo, st.UndoAttempts, st.Timeout = st.Do, 1, 0
 		st.Do = note("do flight", saga.Permanent(errDeclined))
 		begun = time.Now()
@@ -365,7 +389,7 @@ func TestRunBoundsAttempts(t *testing.T) {
 	})
 }
 
-func TestRunTurnsBackAtItsDeadline(t *testing.T) {
+func TestRunTurnsBackAtDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := step("hotel")
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
@@ -383,7 +407,7 @@ func TestRunTurnsBackAtItsDeadline(t *testing.T) {
 	})
 }
 
-func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
+func TestRunCancelsAttemptsAtDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		heeds := step("hotel")
 		heeds.Do = func(ctx context.Context, _ *trip) error {
@@ -403,7 +427,7 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 			require.Equal(t, 30*time.Second, time.Since(begun))
 		}
 
-		t.Log("but not that of a pivot without Undo, whose answer decides")
+		t.Log("not for a pivot without Undo, whose outcome decides")
 		pivot := step("charge")
 		pivot.Pivot, pivot.Undo = true, nil
 		pivot.Do = func(ctx context.Context, _ *trip) error {
@@ -416,7 +440,7 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// graph returns the steps a, then b and c in parallel for 2 and 3 seconds, then d.
+// graph returns the steps a, then b and c in parallel, which take 2 and 3 seconds, then d.
 func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	timed := func(name string, d time.Duration) saga.Step[trip] {
 		call := func(what string, d time.Duration) func(context.Context, *trip) error {
@@ -435,7 +459,7 @@ func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	return sequence(a, b, c, d)
 }
 
-func TestRunRunsBranchesInParallel(t *testing.T) {
+func TestRunRunsStepsInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log []string
 		var mu sync.Mutex
@@ -454,7 +478,7 @@ func TestRunRunsBranchesInParallel(t *testing.T) {
 	})
 }
 
-func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
+func TestRunCancelsParallelStepsAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause error
 		hang := step("b")
@@ -473,8 +497,8 @@ func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 	})
 }
 
-// TestRunTriesABranchAgainBesideAnother, without waiting for that one.
-func TestRunTriesABranchAgainBesideAnother(t *testing.T) {
+// TestRunRetriesParallelStepIndependently does not wait for the other step.
+func TestRunRetriesParallelStepIndependently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		again, slow := step("a"), step("b")
 		slow.Parallel = true
@@ -494,8 +518,8 @@ func TestRunTriesABranchAgainBesideAnother(t *testing.T) {
 	})
 }
 
-// TestRunReturnsWhenAllStepsHaveReturned, also if the saga is stuck before.
-func TestRunReturnsWhenAllStepsHaveReturned(t *testing.T) {
+// TestRunWaitsForParallelSteps, even if the saga is stuck before they return.
+func TestRunWaitsForParallelSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		pivot, fails, slow := step("a"), step("b"), step("c")
@@ -511,7 +535,7 @@ func TestRunReturnsWhenAllStepsHaveReturned(t *testing.T) {
 	})
 }
 
-func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
+func TestRunRepanicsAfterUndo(t *testing.T) {
 	for _, parallel := range []bool{false, true} {
 		var s trip
 		bad := step("hotel")
@@ -539,8 +563,8 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 	}
 }
 
-// TestRunUndoesAfterPanicsOfSeveralErrors of steps that ran beside each other.
-func TestRunUndoesAfterPanicsOfSeveralErrors(t *testing.T) {
+// TestRunUndoesAfterParallelPanics: several parallel steps panic with different errors.
+func TestRunUndoesAfterParallelPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var none *saga.Error
 		var undone atomic.Int64
@@ -557,8 +581,8 @@ func TestRunUndoesAfterPanicsOfSeveralErrors(t *testing.T) {
 	})
 }
 
-// TestRunUndoesAfterAPanicOutsideOfAStep: it neither hangs nor repeats the step.
-func TestRunUndoesAfterAPanicOutsideOfAStep(t *testing.T) {
+// TestRunUndoesAfterPanicOutsideStep: Run neither hangs nor repeats the step.
+func TestRunUndoesAfterPanicOutsideStep(t *testing.T) {
 	var none *saga.Error
 	for name, err := range map[string]error{"in the Backoff": errDown, "of an error that is nil": none} {
 		for _, parallel := range []bool{false, true} {
@@ -581,8 +605,8 @@ func TestRunUndoesAfterAPanicOutsideOfAStep(t *testing.T) {
 	}
 }
 
-// TestRunGoesNoFurtherAfterAPanic beyond the pivot, where there is nothing to undo.
-func TestRunGoesNoFurtherAfterAPanic(t *testing.T) {
+// TestRunStopsAfterPanicPastPivot: after the pivot there is nothing to undo.
+func TestRunStopsAfterPanicPastPivot(t *testing.T) {
 	pivot, mail := step("charge"), step("mail")
 	pivot.Pivot = true
 	mail.Do = func(context.Context, *trip) error { panic("boom") }
@@ -591,8 +615,8 @@ func TestRunGoesNoFurtherAfterAPanic(t *testing.T) {
 	require.Equal(t, []string{"do charge"}, s.Calls)
 }
 
-// TestRunPassesOnTheFirstPanic of steps that run in parallel.
-func TestRunPassesOnTheFirstPanic(t *testing.T) {
+// TestRunRepanicsFirstPanic: several parallel steps panic.
+func TestRunRepanicsFirstPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		panics := func(name string, after time.Duration) saga.Step[trip] {
 			st := step(name)
@@ -606,7 +630,7 @@ func TestRunPassesOnTheFirstPanic(t *testing.T) {
 	})
 }
 
-func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
+func TestRunUndoesOtherStepsAfterUndoPanic(t *testing.T) {
 	for _, exits := range []bool{false, true} {
 		var mu sync.Mutex
 		var undone []string
@@ -646,9 +670,9 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 	}
 }
 
-// In a sequence each Undo waits for the one before: what comes before the step whose
-// Undo has panicked stays done.
-func TestRunPassesOnThePanicOfAnUndoInASequence(t *testing.T) {
+// TestRunRepanicsAfterUndoPanic: in a sequence each Undo waits for the one before. The steps before the one whose
+// Undo panicked stay done.
+func TestRunRepanicsAfterUndoPanic(t *testing.T) {
 	var s trip
 	b := step("b")
 	b.Undo = func(context.Context, *trip) error { panic("boom") }
@@ -658,7 +682,7 @@ func TestRunPassesOnThePanicOfAnUndoInASequence(t *testing.T) {
 	require.Equal(t, []string{"do a", "do b", "do c", "do d", "undo c"}, s.Calls)
 }
 
-func TestRunNamesItsCommands(t *testing.T) {
+func TestRunCommandIDs(t *testing.T) {
 	var ids []string
 	keep := func(err error) func(context.Context, *trip) error {
 		return func(ctx context.Context, _ *trip) error {
@@ -667,7 +691,8 @@ func TestRunNamesItsCommands(t *testing.T) {
 		}
 	}
 	hotel := saga.Step[trip]{Name: "hotel", Do: keep(saga.Permanent(errDeclined)), Undo: keep(nil)}
-	sg := sequence(saga.Step[trip]{Name: "inn", Do: keep(nil), Undo: keep(nil)}, hotel, failing("car", saga.Declined(errDeclined)))
+	sg := sequence(saga.Step[trip]{Name: "inn", Do: keep(nil), Undo: keep(nil)}, hotel,
+		failing("car", saga.Declined(errDeclined)))
 	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
 	require.Len(t, ids, 4)
 	id := ids[0][:26]
@@ -677,7 +702,7 @@ func TestRunNamesItsCommands(t *testing.T) {
 	first := id
 	ids = nil
 	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
-	require.NotEqual(t, first, ids[0][:26], "each Run is a saga of its own")
+	require.NotEqual(t, first, ids[0][:26], "each Run is a separate saga")
 	require.Zero(t, saga.CommandFrom(t.Context()))
 	cmd := saga.Command{ID: "a/b/c/do", Epoch: 3}
 	require.Equal(t, "a/b/c/do", cmd.DoID())
@@ -687,7 +712,7 @@ func TestRunNamesItsCommands(t *testing.T) {
 	require.Equal(t, cmd, saga.CommandFrom(saga.WithCommand(t.Context(), cmd)))
 }
 
-func TestRunCallsTheMiddleware(t *testing.T) {
+func TestRunCallsMiddleware(t *testing.T) {
 	var order []string
 	st := step("flight")
 	st.Middleware = func(next func(context.Context) error) func(context.Context) error {
@@ -702,7 +727,7 @@ func TestRunCallsTheMiddleware(t *testing.T) {
 	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
 }
 
-func TestCopyOfADefinitionIsAnotherDefinition(t *testing.T) {
+func TestCopiedDefinitionIsSeparate(t *testing.T) {
 	one := sequence(step("flight"))
 	var s trip
 	require.NoError(t, saga.Run(t.Context(), one, &s))
@@ -715,7 +740,8 @@ func TestCopyOfADefinitionIsAnotherDefinition(t *testing.T) {
 
 func TestExponential(t *testing.T) {
 	backoff := saga.Exponential(time.Second, time.Minute)
-	for attempt, most := range map[int]time.Duration{1: time.Second, 3: 4 * time.Second, 7: time.Minute, 1000: time.Minute} {
+	for attempt, most := range map[int]time.Duration{1: time.Second, 3: 4 * time.Second, 7: time.Minute,
+		1000: time.Minute} {
 		longest := time.Duration(0)
 		for range 200 {
 			d := backoff(attempt)
@@ -725,7 +751,8 @@ func TestExponential(t *testing.T) {
 		}
 		require.Greater(t, longest, most*3/4)
 	}
-	for _, none := range [][2]time.Duration{{0, 0}, {0, time.Minute}, {-1, time.Minute}, {time.Second, 0}, {time.Second, -1}} {
+	for _, none := range [][2]time.Duration{{0, 0}, {0, time.Minute}, {-1, time.Minute}, {time.Second, 0},
+		{time.Second, -1}} {
 		require.Zero(t, saga.Exponential(none[0], none[1])(3), none)
 	}
 	most := time.Duration(math.MaxInt64)
@@ -737,14 +764,15 @@ func TestExponential(t *testing.T) {
 	}
 }
 
-// TestErrorOfASaga tells each failure once, whatever the types of the errors are.
-func TestErrorOfASaga(t *testing.T) {
+// TestErrorText lists each failure once, whatever the types of the errors are.
+func TestErrorText(t *testing.T) {
 	closed := errors.New("closed")
 	err := &saga.Error{Saga: "trip", ID: "7", Status: saga.Stuck, Step: "hotel", Err: errDeclined, Failed: []saga.Failure{
 		{Step: "hotel", Op: saga.OpDo, Err: errDeclined}, {Step: "hotel", Op: saga.OpUndo, Err: closed},
 		{Step: "car", Op: saga.OpDo, Err: closed}, {Step: "mail", Op: saga.OpDo},
 	}}
-	require.EqualError(t, err, `saga: trip "7": stuck: step hotel: declined; undo of step hotel: closed; do of step car: closed; do of step mail: <nil>`)
+	require.EqualError(t, err, `saga: trip "7": stuck: step hotel: declined; undo of step hotel: closed; `+
+		`do of step car: closed; do of step mail: <nil>`)
 	require.Subset(t, err.Unwrap(), []error{errDeclined, closed})
 	require.NotContains(t, err.Unwrap(), nil)
 
@@ -764,8 +792,8 @@ func TestErrorOfASaga(t *testing.T) {
 	require.False(t, saga.IsDeclined(nil))
 }
 
-// TestRunInARunThatTurnedBackIsFinal: it has undone what it did, and would do so again.
-func TestRunInARunThatTurnedBackIsFinal(t *testing.T) {
+// TestNestedRunErrorIsFinal: the inner saga has undone its steps, and would do so again.
+func TestNestedRunErrorIsFinal(t *testing.T) {
 	inner, outer := failing("room", errDeclined), step("hotel")
 	inner.Attempts, outer.Attempts = 1, 3
 	outer.Do = func(ctx context.Context, s *trip) error { return saga.Run(ctx, sequence(inner), s) }

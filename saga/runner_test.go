@@ -23,8 +23,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// on returns an observer that calls fn for the events of a kind, and silent one that keeps the
-// runner from logging them.
+// on returns an observer that calls fn for the events of a kind. The observer silent keeps the runner from logging
+// events.
 func on(kind saga.EventKind, fn func(saga.Event)) func(context.Context, saga.Event) {
 	return func(_ context.Context, e saga.Event) {
 		if e.Kind == kind {
@@ -35,17 +35,18 @@ func on(kind saga.EventKind, fn func(saga.Event)) func(context.Context, saga.Eve
 
 func silent(context.Context, saga.Event) {}
 
-// total returns the sum of a figure over all definitions, such as "status=started".
+// total returns the sum of a metric, such as "status=started", over all definitions.
 func total(r *saga.Runner, label string) (sum int) {
 	for name, n := range metricsOf(r) {
-		if strings.HasPrefix(name, "saga.s") && strings.HasSuffix(name, ","+label+"}") && !strings.HasPrefix(name, "saga.stored") {
+		if strings.HasPrefix(name, "saga.s") && strings.HasSuffix(name, ","+label+"}") &&
+			!strings.HasPrefix(name, "saga.stored") {
 			sum += int(n)
 		}
 	}
 	return sum
 }
 
-// long is a wait in virtual time, with -short a twelfth of it: a runner polls 86 400 times in a day.
+// long returns d, or a twelfth of it with -short: a runner polls 86,400 times in a day of virtual time.
 func long(d time.Duration) time.Duration {
 	if testing.Short() {
 		return d / 12
@@ -54,12 +55,13 @@ func long(d time.Duration) time.Duration {
 }
 
 // begin runs a runner until stop is called or the test ends.
-func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
+func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner,
+	stop func()) {
 	t.Helper()
 	return observed(t, st, cfg, nil, sagas...)
 }
 
-// observed is begin with an observer, unless that is nil.
+// observed is like begin, with an observer unless it is nil.
 func observed[S any](
 	t *testing.T, st store.Store, cfg saga.RunnerConfig, hear func(context.Context, saga.Event), sagas ...*saga.Saga[S],
 ) (r *saga.Runner, stop func()) {
@@ -88,7 +90,7 @@ func result[S any](ctx context.Context, r *saga.Runner, id string) (S, error) {
 	return saga.ResultOf[S](ctx, r, id)
 }
 
-// start starts a saga of a definition that need not be registered.
+// start starts a saga of a definition that may be unregistered.
 func start[S any](ctx context.Context, r *saga.Runner, sg *saga.Saga[S], id string, s S) (*saga.Instance, error) {
 	d, err := saga.Define(sg)
 	if err != nil {
@@ -129,14 +131,15 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
-		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "step_done car", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "step_done car", "completed"},
+			events(t, r, "trip-1"))
 		synctest.Wait()
 		stats := r.Stats()
 		require.Equal(t, saga.Stats{Commits: 3}, stats)
 	})
 }
 
-// abandoned starts a saga of one step whose owner has died, or has lost it.
+// abandoned starts a saga of one step whose owner has crashed or has lost it.
 func abandoned(t *testing.T, st store.Store, id, owner string) {
 	t.Helper()
 	_, created, err := st.Start(t.Context(), store.StartRequest{
@@ -148,7 +151,7 @@ func abandoned(t *testing.T, st store.Store, id, owner string) {
 	require.True(t, created)
 }
 
-func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
+func TestRunnerTakesOverFromCrashedOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var epoch int64
 		st := step("flight")
@@ -171,7 +174,7 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 	})
 }
 
-// A gate is a store whose calls a test can change or make fail.
+// A gate is a store whose calls a test can change or fail.
 type gate struct {
 	store.Store
 	mu     sync.Mutex
@@ -242,7 +245,7 @@ func (g *gate) Load(ctx context.Context, id string) (store.Record, error) {
 	return g.Store.Load(ctx, id)
 }
 
-func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
+func TestOwnerStopsWithoutHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		g := &gate{Store: store}
@@ -268,7 +271,7 @@ func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		cut, _ := observed(t, g, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(saga.Event) { storeErrs.Add(1) }), sg)
 		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, cut, sg)
-		time.Sleep(7 * time.Second) // one heartbeat, at 5 s
+		time.Sleep(7 * time.Second) // one heartbeat, at 5s
 		g.set(true)
 		_, err := result[trip](t.Context(), other, "trip-1")
 		require.NoError(t, err)
@@ -284,9 +287,8 @@ func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 	})
 }
 
-// TestRowThatIsLockedIsNotLost: a heartbeat that cannot extend a lease leaves it as
-// it is.
-func TestRowThatIsLockedIsNotLost(t *testing.T) {
+// TestLockedRowIsNotLost: a heartbeat that cannot extend a lease leaves it unchanged.
+func TestLockedRowIsNotLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		locked time.Duration
 		lost   bool
@@ -295,7 +297,8 @@ func TestRowThatIsLockedIsNotLost(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
 				memory := saga.NewMemory()
-				g := &gate{Store: memory, claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
+				g := &gate{Store: memory,
+					claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
 				g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 					if since := time.Since(begun); since > 3*time.Second && since < 3*time.Second+c.locked {
 						var list []store.Renewed
@@ -326,9 +329,8 @@ func TestRowThatIsLockedIsNotLost(t *testing.T) {
 	}
 }
 
-// TestHeartbeatWithoutAnAnswerCostsNoLease: the connection is half open, and
-// so is the one that the next is sent on.
-func TestHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
+// TestUnansweredHeartbeatKeepsLease: the connection is half open, and so is the connection of the next heartbeat.
+func TestUnansweredHeartbeatKeepsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := saga.NewMemory()
 		g := &gate{Store: memory}
@@ -358,10 +360,11 @@ func TestHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 	})
 }
 
-func TestStepThatHangsDoesNotKeepALostSaga(t *testing.T) {
+func TestHungStepDoesNotHoldLostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := saga.NewMemory()
-		g := &gate{Store: memory, claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
+		g := &gate{Store: memory,
+			claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
 		var calls atomic.Int64
 		st := step("flight")
 		st.Do = func(context.Context, *trip) error {
@@ -375,7 +378,7 @@ func TestStepThatHangsDoesNotKeepALostSaga(t *testing.T) {
 		mustStart(t, cut, sg)
 		begun := time.Now()
 		g.set(true)
-		// At 15 s the lease is over; at 15.001 the store answers again.
+		// The lease expires at 15s, and the store answers again at 15.001s.
 		time.AfterFunc(15*time.Second+time.Millisecond, func() { g.set(false) })
 		time.Sleep(21 * time.Second) // a heartbeat later
 		other, _ := begin(t, memory, saga.RunnerConfig{}, sg)
@@ -385,9 +388,9 @@ func TestStepThatHangsDoesNotKeepALostSaga(t *testing.T) {
 	})
 }
 
-func TestOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
+func TestFencedOwnerStopsImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// By the store's clock the lease was over long before it is here.
+		// By the store's clock the lease expired long ago.
 		st := saga.NewMemory()
 		g := &gate{Store: st}
 		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
@@ -428,9 +431,9 @@ func TestOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 	})
 }
 
-// TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn has a transaction that was given up
-// land after all, in the place of a record of the same length.
-func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
+// TestForeignCommitOfSameEpochIsNotOwn: a transaction that timed out commits later and replaces a record of the same
+// length.
+func TestForeignCommitOfSameEpochIsNotOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := saga.NewMemory()
 		g := &gate{Store: st}
@@ -460,7 +463,7 @@ func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 	})
 }
 
-func TestRunnerThatStopsHandsOverItsSagas(t *testing.T) {
+func TestStoppingRunnerReleasesSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		slow := step("flight")
@@ -483,13 +486,14 @@ func TestRunnerThatStopsHandsOverItsSagas(t *testing.T) {
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		_, err = result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"created", "step_done flight", "released", "step_done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "released", "step_done hotel", "completed"},
+			events(t, second, "trip-1"))
 		synctest.Wait()
 		require.Zero(t, second.Stats().TakenOver)
 	})
 }
 
-func TestRunnerThatStopsBeginsNothing(t *testing.T) {
+func TestStoppingRunnerStartsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lasting := func(name string, d time.Duration) saga.Step[counts2] {
 			return saga.Step[counts2]{
@@ -517,7 +521,7 @@ func TestRunnerThatStopsBeginsNothing(t *testing.T) {
 	})
 }
 
-func TestClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
+func TestClaimDuringStopIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
@@ -543,7 +547,7 @@ func TestClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestRunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
+func TestDrainingRunnerRenewsLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		slow := step("flight")
@@ -559,9 +563,9 @@ func TestRunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 	})
 }
 
-func TestRunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
+func TestStoppingRunnerLosesUnwritableSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// Heartbeats and reads work, commits do not.
+		// Heartbeats and reads succeed, commits fail.
 		st := saga.NewMemory()
 		begun := time.Now()
 		var late atomic.Int64
@@ -578,19 +582,20 @@ func TestRunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 		time.Sleep(time.Second)
 		second, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		stop()
-		// The drain ends at 11 s; the last heartbeat was at 10 s. It tries until the
-		// lease is over, with pauses of up to a twentieth of it.
+		// The drain ends at 11s, and the last heartbeat was at 10s. The runner retries the commit until the lease
+		// expires, with pauses of up to a twentieth of LeaseTTL.
 		require.InDelta(t, 25.0, time.Since(begun).Seconds(), 0.75)
 		require.EqualValues(t, 1, first.Stats().Lost)
-		require.NotZero(t, late.Load(), "what fails after the drain is told too")
+		require.NotZero(t, late.Load(), "failures after the drain are reported")
 		_, err := result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "lease and poll")
-		require.Equal(t, []string{"created", "taken_over", "step_done flight", "step_done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "taken_over", "step_done flight", "step_done hotel", "completed"},
+			events(t, second, "trip-1"))
 	})
 }
 
-func TestRunnerThatStopsDoesNotKeepTheSagaOfAHungStep(t *testing.T) {
+func TestStoppingRunnerLosesSagaOfHungStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		var calls atomic.Int64
@@ -641,12 +646,13 @@ func TestAttemptCutShortIsInDoubt(t *testing.T) {
 		s, err := result[trip](t.Context(), second, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo flight"}, s.Calls)
-		require.Equal(t, []string{"created", "released", "step_failed flight", "turned_back flight", "step_undone flight", "compensated"},
+		require.Equal(t, []string{"created", "released", "step_failed flight", "turned_back flight", "step_undone flight",
+			"compensated"},
 			events(t, second, "trip-1"))
 	})
 }
 
-func TestWaitThatIsLongIsParked(t *testing.T) {
+func TestLongWaitIsParked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []int
 		var at []time.Duration
@@ -680,14 +686,14 @@ func TestWaitThatIsLongIsParked(t *testing.T) {
 		require.Equal(t, time.Minute, in.IdleFor())
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.Len(t, s.Calls, 5, "what a failed attempt wrote is kept")
+		require.Len(t, s.Calls, 5, "changes of a failed attempt are stored")
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
 		require.Equal(t, []string{"created", "parked", "parked", "step_done flight", "completed"}, events(t, r, "trip-1"))
 		require.Equal(t, time.Hour+2*time.Second, at[2])
 	})
 }
 
-func TestCancellationOfAParkedSagaTakesEffect(t *testing.T) {
+func TestCancelOfParkedSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := failing("flight", errDeclined)
 		st.Backoff = func(int) time.Duration { return time.Hour }
@@ -709,7 +715,7 @@ func TestCancellationOfAParkedSagaTakesEffect(t *testing.T) {
 	})
 }
 
-func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
+func TestParallelResultsAreCommittedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var steps []saga.Step[map[string]string]
 		for i := range 5 {
@@ -724,7 +730,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 				Undo: func(context.Context, *map[string]string) error { return nil },
 			})
 		}
-		// All results have arrived when the first is taken in.
+		// All results have arrived before the first one is recorded.
 		sg := &saga.Saga[map[string]string]{Name: "wide", Steps: steps}
 		st := &gate{Store: saga.NewMemory()}
 		release := make(chan struct{})
@@ -746,7 +752,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 	})
 }
 
-func TestStepWhoseChangesConflictRunsAgain(t *testing.T) {
+func TestConflictingChangesAreRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := step("a"), step("b")
 		b.Parallel = true
@@ -766,7 +772,7 @@ func TestStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	})
 }
 
-func TestStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
+func TestUnencodableStateTurnsSagaBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
 			{
@@ -793,7 +799,7 @@ func TestStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	})
 }
 
-func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
+func TestUnreadableRecordIsStuckUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*store.StartRequest){
 			"state": func(r *store.StartRequest) { r.State = []byte("{") },
@@ -808,7 +814,8 @@ func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 			sg := sequence(step("flight"))
-			require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}), name)
+			require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionCancel, Note: "ill"}), name)
 			r, stop := begin(t, st, saga.RunnerConfig{}, sg)
 			time.Sleep(2 * time.Second)
 			rec, err := st.Load(t.Context(), "trip-1")
@@ -816,17 +823,19 @@ func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			require.Equal(t, saga.Stuck, rec.Status, name)
 			require.Equal(t, req.State, rec.State)
 			if name != "state" {
-				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotRegistered, name)
+				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}),
+					saga.ErrNotRegistered, name)
 			}
-			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "beyond repair"}))
+			require.NoError(t, r.Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionAbandon, Note: "beyond repair"}))
 			stop()
 		}
 	})
 }
 
-// TestStepOfARecordThatCouldNotBeReadIsInDoubt: a deployment kills the process that charges a card, and its own
-// cannot read the record. Once one can again, the charge does not pass for one that never began.
-func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
+// TestUnreadableRecordLeavesStepInDoubt: a deployment kills the process that charges a card, and its own process
+// cannot read the record. A later process that can read it treats the charge as started.
+func TestUnreadableRecordLeavesStepInDoubt(t *testing.T) {
 	broken := sequence(step("flight"))
 	broken.Codec = &fragile{decode: true}
 	for name, wrong := range map[string]*saga.Saga[trip]{"steps": sequence(step("train")), "state": broken} {
@@ -835,7 +844,8 @@ func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					st, sg := saga.NewMemory(), sequence(step("flight"))
 					abandoned(t, st, "trip-1", "dead")
-					require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+					require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1",
+						saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 					_, stop := observed(t, st, saga.RunnerConfig{}, silent, wrong)
 					time.Sleep(time.Minute)
 					stop()
@@ -850,8 +860,9 @@ func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
 	}
 }
 
-// TestStepOfARecordThatItsOwnerCannotRead any more, who had lost it, is in doubt, too.
-func TestStepOfARecordThatItsOwnerCannotRead(t *testing.T) {
+// TestUnreadableRecordOfLostOwnerIsInDoubt: the owner lost the saga and cannot read its record any more. The step
+// may have taken effect.
+func TestUnreadableRecordOfLostOwnerIsInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, sequence(step("flight"))
 		var owner atomic.Value
@@ -861,7 +872,8 @@ func TestStepOfARecordThatItsOwnerCannotRead(t *testing.T) {
 		}
 		_, stop := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sequence(step("train")))
 		abandoned(t, g, "trip-1", owner.Load().(string))
-		require.NoError(t, idle(g.Store, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		require.NoError(t, idle(g.Store, sg).Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		time.Sleep(time.Minute)
 		stop()
 		r, _ := begin(t, g.Store, saga.RunnerConfig{}, sg)
@@ -872,15 +884,17 @@ func TestStepOfARecordThatItsOwnerCannotRead(t *testing.T) {
 	})
 }
 
-// TestStepOfARecordThatCouldNotBeReadAndWasReleased is not in doubt: a pivot that never began need not be answered.
-func TestStepOfARecordThatCouldNotBeReadAndWasReleased(t *testing.T) {
+// TestUnreadableReleasedRecordHasNoDoubt: the record was released, so a pivot that never started has no effect to
+// find out.
+func TestUnreadableReleasedRecordHasNoDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
 		st, sg := saga.NewMemory(), sequence(charge)
 		_, err := saga.Register(idle(st, sg), sg).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
-		require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
 		_, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(step("train")))
 		time.Sleep(time.Minute)
 		stop()
@@ -892,11 +906,11 @@ func TestStepOfARecordThatCouldNotBeReadAndWasReleased(t *testing.T) {
 	})
 }
 
-func TestPanicInAStepIsAFailedAttempt(t *testing.T) {
+func TestPanicInStepIsFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom := step("hotel")
 		boom.Attempts = 1
-		boom.Do = func(context.Context, *trip) error { panic(refusal{}) } // which does not say that no call was made
+		boom.Do = func(context.Context, *trip) error { panic(refusal{}) } // which is no refusal of the call
 		exit := boom
 		exit.Do = func(context.Context, *trip) error { runtime.Goexit(); return nil }
 		var retries []error
@@ -919,7 +933,7 @@ func TestPanicInAStepIsAFailedAttempt(t *testing.T) {
 	})
 }
 
-func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
+func TestRunnerTurnsBackAtDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := step("hotel")
 		hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
@@ -966,9 +980,9 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		require.NoError(t, err)
 		_, err = result[trip](t.Context(), r, "trip-2")
 		require.NoError(t, err)
-		require.Zero(t, time.Since(begun), "it runs here at once, not when its lease is over")
+		require.Zero(t, time.Since(begun), "it runs here immediately, not after its lease has expired")
 
-		t.Log("one that failed")
+		t.Log("a failed one")
 		st.start = func(context.Context, store.StartRequest) (store.Record, bool, error) {
 			return store.Record{}, false, errDown
 		}
@@ -977,7 +991,7 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 	})
 }
 
-func TestContextOfTheCallerEndsWithStart(t *testing.T) {
+func TestStartContextDoesNotReachSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		slow := step("flight")
@@ -999,7 +1013,7 @@ func TestContextOfTheCallerEndsWithStart(t *testing.T) {
 	})
 }
 
-func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
+func TestStartValidatesBeforeWriting(t *testing.T) {
 	store := saga.NewMemory()
 	r := saga.NewRunner(store, saga.RunnerConfig{})
 	sg := sequence(step("flight"))
@@ -1062,7 +1076,8 @@ func TestVersionsSideBySide(t *testing.T) {
 		require.Equal(t, []string{"do flight"}, s.Calls)
 		_, err = result[trip](t.Context(), r, "one")
 		require.ErrorIs(t, err, saga.ErrNotRegistered)
-		require.PanicsWithError(t, "saga: trip version 1 is registered already", func() { saga.Register(both, sequence(step("x"))) })
+		require.PanicsWithError(t, "saga: trip version 1 is registered already",
+			func() { saga.Register(both, sequence(step("x"))) })
 		saga.Register(both, v1) // the same definition again
 	})
 }
@@ -1073,7 +1088,7 @@ func canceledAfter(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-func TestResultSaysWhy(t *testing.T) {
+func TestResultReportsCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -1092,7 +1107,7 @@ func TestResultSaysWhy(t *testing.T) {
 	})
 }
 
-func TestResultOutlivesAStoreThatFails(t *testing.T) {
+func TestResultSurvivesStoreErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		sg := sequence(step("flight"))
@@ -1146,7 +1161,7 @@ func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
 	})
 }
 
-// TestRunnerWithoutDefinitionsClaimsNothing, and does not ask.
+// TestRunnerWithoutDefinitionsClaimsNothing: it does not call the store.
 func TestRunnerWithoutDefinitionsClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
@@ -1159,8 +1174,8 @@ func TestRunnerWithoutDefinitionsClaimsNothing(t *testing.T) {
 	})
 }
 
-// A Start that is repeated, of a saga that this runner has lost, does not run it.
-func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
+// TestRepeatedStartDoesNotRunLostSaga repeats a Start of a saga that this runner has lost.
+func TestRepeatedStartDoesNotRunLostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := &forgetful{Store: saga.NewMemory()}, slow(time.Hour)
 		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
@@ -1175,16 +1190,18 @@ func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	})
 }
 
-// A Start whose answer is lost, of a saga that another runner has claimed since, does not run it.
-func TestStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
+// TestLostStartAnswerRunsNoForeignSaga: the answer to a Start is lost, and another runner has claimed the saga
+// since.
+func TestLostStartAnswerRunsNoForeignSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
 		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-			req.Owner = "" // as if its lease were over
+			req.Owner = "" // as if its lease had expired
 			_, _, err := g.Store.Start(ctx, req)
 			require.NoError(t, err)
 			_, err = g.Store.Claim(ctx, store.ClaimRequest{
-				Owner: "other", LeaseTTL: time.Minute, Limit: 1, Definitions: []store.Definition{{Saga: req.Saga, Version: req.Version}},
+				Owner: "other", LeaseTTL: time.Minute, Limit: 1,
+				Definitions: []store.Definition{{Saga: req.Saga, Version: req.Version}},
 			})
 			require.NoError(t, err)
 			return store.Record{}, false, errDown
@@ -1196,8 +1213,8 @@ func TestStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
 	})
 }
 
-// TestStartWhoseAnswerIsLostRunsASagaOnce, if the runner has claimed it since.
-func TestStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
+// TestLostStartAnswerRunsSagaOnce: the answer to a Start is lost, and the same runner has claimed the saga since.
+func TestLostStartAnswerRunsSagaOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
 		r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, sg)
@@ -1216,8 +1233,8 @@ func TestStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
 	})
 }
 
-// TestAttemptOfALostSagaIsInterrupted, even if the step has succeeded and its state is still being encoded.
-func TestAttemptOfALostSagaIsInterrupted(t *testing.T) {
+// TestAttemptOfLostSagaIsInterrupted, even if the step has succeeded and its state is still being encoded.
+func TestAttemptOfLostSagaIsInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var codec slowCodec
 		flight, hotel := step("flight"), step("hotel")
@@ -1231,16 +1248,17 @@ func TestAttemptOfALostSagaIsInterrupted(t *testing.T) {
 		var a audience
 		r.Observe(a.hear)
 		mustStart(t, r, sg)
-		st.forgot.Store("trip-1") // at the heartbeat, while the state that flight has left is encoded
+		st.forgot.Store("trip-1") // lost at the heartbeat, while the state of flight is encoded
 		time.Sleep(11 * time.Second)
-		require.Equal(t, []string{"lost", "attempted hotel do interrupted 5s context canceled", "attempted flight do interrupted"},
+		require.Equal(t, []string{"lost", "attempted hotel do interrupted 5s context canceled",
+			"attempted flight do interrupted"},
 			lines(a.heard(saga.EventAttempted, saga.EventLost)))
 		require.Zero(t, r.Stats().Held)
 	})
 }
 
-// TestCommitWhoseFateIsUnknownIsToldOf, and that nobody can tell what became of it.
-func TestCommitWhoseFateIsUnknownIsToldOf(t *testing.T) {
+// TestUnknownCommitIsReported: it is not known whether the commit has happened.
+func TestUnknownCommitIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, failed := &gate{Store: saga.NewMemory()}, false
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
@@ -1265,8 +1283,8 @@ func TestCommitWhoseFateIsUnknownIsToldOf(t *testing.T) {
 	})
 }
 
-// TestRunnerThatStopsWaitsInPeace for the attempts under way, beside a step whose next attempt is due.
-func TestRunnerThatStopsWaitsInPeace(t *testing.T) {
+// TestStoppingRunnerDoesNotSpin: attempts are in progress in parallel with a step whose next attempt is due.
+func TestStoppingRunnerDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flight, hotel, car := slow(5 * time.Second).Steps[0], slow(3 * time.Second).Steps[0], failing("car", errDeclined)
 		hotel.Name, hotel.Parallel = "hotel", true
@@ -1282,8 +1300,8 @@ func TestRunnerThatStopsWaitsInPeace(t *testing.T) {
 	})
 }
 
-// Any number may ask for the same. The race detector sees a request, or a look at it, that takes no lock.
-func TestCancelByManyAtOnce(t *testing.T) {
+// TestConcurrentCancels: the race detector finds a request, or a read of it, without a lock.
+func TestConcurrentCancels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flight, going := step("flight"), make(chan struct{})
 		flight.Do = func(context.Context, *trip) error { <-going; return nil }
@@ -1301,7 +1319,7 @@ func TestCancelByManyAtOnce(t *testing.T) {
 			})
 		}
 		calls.Go(func() {
-			for i := range 500 { // which are held meanwhile, and let go
+			for i := range 500 { // sagas are claimed and released
 				_, err := saga.Register(r, other).Start(t.Context(), fmt.Sprint("other-", i), trip{})
 				assert.NoError(t, err)
 			}
@@ -1313,8 +1331,8 @@ func TestCancelByManyAtOnce(t *testing.T) {
 	})
 }
 
-// TestRunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
-func TestRunnerThatStopsKeepsNoPlace(t *testing.T) {
+// TestStoppingRunnerReservesNoPlace for a saga that starts during the stop.
+func TestStoppingRunnerReservesNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(5 * time.Second)
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -1329,9 +1347,8 @@ func TestRunnerThatStopsKeepsNoPlace(t *testing.T) {
 	})
 }
 
-// Definitions may be registered while a runner is asked for sagas. The race detector sees a look
-// that takes no lock.
-func TestRegisterWhileSagasAreRead(t *testing.T) {
+// TestRegisterDuringReads registers definitions while sagas are read. The race detector finds a read without a lock.
+func TestRegisterDuringReads(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 	sg := sequence(step("flight"))
 	saga.Register(r, sg)
@@ -1354,7 +1371,7 @@ func TestRegisterWhileSagasAreRead(t *testing.T) {
 	calls.Wait()
 }
 
-func TestRunnerRunsOnceAtATime(t *testing.T) {
+func TestConcurrentRunIsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sequence(step("flight")))
 		require.ErrorContains(t, r.Run(t.Context()), "running already")
@@ -1364,11 +1381,11 @@ func TestRunnerRunsOnceAtATime(t *testing.T) {
 		require.ErrorIs(t, r.Run(ctx), context.Canceled)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.NoError(t, r.Run(ctx), "but again when it has ended")
+		require.NoError(t, r.Run(ctx), "again after it has ended")
 	})
 }
 
-// A skewed store has a clock that is ahead of, or behind, that of the process.
+// A skewed store's clock is ahead of or behind the process's clock.
 type skewed struct {
 	store.Store
 	by time.Duration
@@ -1401,7 +1418,7 @@ func (s *skewed) Load(ctx context.Context, id string) (store.Record, error) {
 	return s.shift(rec), err
 }
 
-func TestOnlyTheStoresClockCounts(t *testing.T) {
+func TestStoreClockDecides(t *testing.T) {
 	for _, by := range []time.Duration{-time.Hour, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			var at []time.Duration

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// A shape is which functions and fields a step has: what the tables of this package are made of.
+// A shape describes the functions and fields that a step has. The tables of this package consist of shapes.
 type shape struct {
 	Name                       string
 	Do, Undo, DoTx, UndoTx     bool
 	Middleware                 bool
-	Child, ChildOf, ChildPivot bool // it has a Saga, that is complete, and has a pivot
+	Child, ChildOf, ChildPivot bool // it has a Child, whose functions are complete, and which has a pivot
 	Parallel, ReadOnly, Pivot  bool
 	Delay, AwaitFor, Timeout   time.Duration
 	Await                      string
@@ -21,8 +21,9 @@ type shape struct {
 
 func (s shape) step() Step[int] {
 	st := Step[int]{
-		Name: s.Name, Parallel: s.Parallel, ReadOnly: s.ReadOnly, Pivot: s.Pivot, Delay: s.Delay, Await: s.Await, AwaitFor: s.AwaitFor,
-		Timeout: s.Timeout, Attempts: s.Attempts, UndoAttempts: s.UndoAttempts, Backoff: s.Backoff,
+		Name: s.Name, Parallel: s.Parallel, ReadOnly: s.ReadOnly, Pivot: s.Pivot, Delay: s.Delay, Await: s.Await,
+		AwaitFor: s.AwaitFor,
+		Timeout:  s.Timeout, Attempts: s.Attempts, UndoAttempts: s.UndoAttempts, Backoff: s.Backoff,
 	}
 	does := func(context.Context, *int) error { return nil }
 	doesTx := func(context.Context, *sql.Tx, *int) error { return nil }

@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// bothWays runs a saga in memory and by a runner, with the same result.
+// bothWays runs a saga in memory and in a runner, and checks that the results are equal.
 func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) {
 	synctest.Test(t, func(t *testing.T) {
 		var s trip
@@ -37,14 +37,14 @@ func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
 		require.Equal(t, []string{"do flight", "do quote", "do hotel", "undo flight"}, s.Calls)
 	})
 
-	t.Log("also when it has failed")
+	t.Log("even after a failure")
 	quote.Do, quote.Attempts = note("do quote", errDeclined), 1
 	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
 	})
 
-	t.Log("also as the pivot, which then is never in doubt")
+	t.Log("even as the pivot, which is then never in doubt")
 	quote.Pivot = true
 	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
@@ -52,7 +52,7 @@ func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
 	})
 }
 
-func TestReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
+func TestReadOnlyStepHasNoEffectAfterCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		quote := failing("flight", saga.Declined(errDeclined))
@@ -64,7 +64,7 @@ func TestReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	})
 }
 
-func TestDoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
+func TestDoTxEndingItsTransactionIsInDoubt(t *testing.T) {
 	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestDoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
 	}
 }
 
-func TestDoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
+func TestTimedOutDoTxIsNotInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		slow := inTx("hotel")
@@ -108,7 +108,7 @@ func TestDoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
 	})
 }
 
-// synctestSettle gives database/sql the time to roll back.
+// synctestSettle waits until database/sql has rolled back.
 func synctestSettle() { time.Sleep(time.Millisecond) }
 
 type inner struct{ Amount int }
@@ -139,10 +139,10 @@ func register[S any](codec saga.Codec[S]) func() {
 
 type anyCodec[S any] struct{}
 
-func (anyCodec[S]) Encode(*S) ([]byte, error) { return []byte(rand.Text()), nil } // never the same
+func (anyCodec[S]) Encode(*S) ([]byte, error) { return []byte(rand.Text()), nil } // different each time
 func (anyCodec[S]) Decode([]byte, *S) error   { return nil }
 
-func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
+func TestRegisterRejectsLossyState(t *testing.T) {
 	_ = hidden{}.cache
 	lost := "is not kept by JSON and would be lost when a saga is taken over"
 	require.PanicsWithError(t, `saga: trip: s.cache `+lost+`: export it without the tag "-" and with a name of its own in JSON, or set Codec`, register[hidden](nil))
@@ -172,5 +172,5 @@ func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
 	}
 	require.NoError(t, saga.Run(t.Context(), &saga.Saga[hidden]{Name: "trip", Steps: []saga.Step[hidden]{{
 		Name: "a", ReadOnly: true, Do: func(context.Context, *hidden) error { return nil },
-	}}}, &hidden{}), "Run keeps nothing")
+	}}}, &hidden{}), "Run stores nothing")
 }

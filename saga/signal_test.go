@@ -15,7 +15,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// awaits returns a step that waits for a signal and writes its payload to the state.
+// awaits returns a step that waits for a signal and writes the payload to the state.
 func awaits(signal string) saga.Step[trip] {
 	st := step(signal)
 	st.Await = signal
@@ -40,8 +40,8 @@ func state(t *testing.T, r *saga.Runner, id, step string) saga.StepState {
 	return saga.StepState{}
 }
 
-// TestAwait signals a waiting saga: from the runner that held it, from another process, in
-// a transaction, and before the saga gets to the step.
+// TestAwait signals a waiting saga: from the runner that held it, from another process, in a transaction, and before
+// the saga reaches the step.
 func TestAwait(t *testing.T) {
 	for name, signal := range map[string]func(t *testing.T, store *txMemory, r *saga.Runner){
 		"here": func(t *testing.T, _ *txMemory, r *saga.Runner) {
@@ -113,7 +113,7 @@ func TestAwait(t *testing.T) {
 
 func last(list []string, n int) []string { return list[len(list)-n:] }
 
-// TestAwaitFor lets the time of a signal pass.
+// TestAwaitFor lets the time for a signal expire.
 func TestAwaitFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := awaits("paid")
@@ -132,9 +132,9 @@ func TestAwaitFor(t *testing.T) {
 	})
 }
 
-// TestSignalThatIsThereIsNotTooLate retries a saga by an operator, who does not read the
-// signals, after the time for its signal, which has come.
-func TestSignalThatIsThereIsNotTooLate(t *testing.T) {
+// TestStoredSignalIsNotTooLate: an operator, who does not read the signals, retries a saga after the time for its
+// signal. The signal is stored.
+func TestStoredSignalIsNotTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := awaits("paid")
 		st.AwaitFor = time.Hour
@@ -154,9 +154,9 @@ func TestSignalThatIsThereIsNotTooLate(t *testing.T) {
 	})
 }
 
-// TestOperatorFindsTheSignalsThatHaveCome: what an operator has let go on does not wait
-// for a signal that is there.
-func TestOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
+// TestOperatorActionSeesEarlierSignals: a saga that an operator lets continue does not wait for a signal that is
+// stored.
+func TestOperatorActionSeesEarlierSignals(t *testing.T) {
 	t.Run("skip of the step before", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			paid := awaits("paid")
@@ -167,7 +167,8 @@ func TestOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 			time.Sleep(time.Minute)
 			begun := time.Now()
-			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved", Note: "by phone"}))
+			require.NoError(t, r.Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionSkip, Step: "approved", Note: "by phone"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"paid cash true"}, s.Calls)
@@ -194,9 +195,8 @@ func TestOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 	})
 }
 
-// TestSignalOfTheLastMomentIsInTime: another process has sent it after the last poll, and
-// before the time is over.
-func TestSignalOfTheLastMomentIsInTime(t *testing.T) {
+// TestLastMomentSignalIsInTime: another process sends the signal after the last poll and before the time expires.
+func TestLastMomentSignalIsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		st := awaits("paid")
@@ -213,9 +213,9 @@ func TestSignalOfTheLastMomentIsInTime(t *testing.T) {
 	})
 }
 
-// TestSignalDuringALateRecordIsInTime: the record that the step waits is so slow that its Delay, and the
-// AwaitFor after it, are over when the runner goes on.
-func TestSignalDuringALateRecordIsInTime(t *testing.T) {
+// TestSignalDuringSlowCommitIsInTime: the commit of the wait is so slow that the Delay and the AwaitFor after it
+// have expired when the runner continues.
+func TestSignalDuringSlowCommitIsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
@@ -235,7 +235,7 @@ func TestSignalDuringALateRecordIsInTime(t *testing.T) {
 	})
 }
 
-func TestSignalSaysWhatIsWrong(t *testing.T) {
+func TestSignalErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -257,8 +257,8 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 	})
 }
 
-// TestDelay delays a first step, one in a sequence, and one that does nothing else, under a
-// Runner that stops meanwhile, and under Run.
+// TestDelay delays a first step, a step in a sequence, and a step that does nothing else, under a Runner that stops
+// during the delay, and under Run.
 func TestDelay(t *testing.T) {
 	first, last := step("flight"), step("hotel")
 	first.Delay, last.Delay = 10*time.Minute, long(24*time.Hour)
@@ -293,9 +293,9 @@ func TestDelay(t *testing.T) {
 	})
 }
 
-// TestSignalAtTheMomentOfParking comes after the owner has looked and before it has
-// written the saga back, when a Signal makes nothing due.
-func TestSignalAtTheMomentOfParking(t *testing.T) {
+// TestSignalJustBeforeParking: the signal arrives after the owner has read the signals and before it parks the saga,
+// when a signal makes no saga due.
+func TestSignalJustBeforeParking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &parking{Store: saga.NewMemory()}
 		sg := sequence(awaits("paid"))
@@ -312,8 +312,8 @@ func TestSignalAtTheMomentOfParking(t *testing.T) {
 	})
 }
 
-// TestPayloadIsTheCallersOwn: what a step writes into it, no other step reads.
-func TestPayloadIsTheCallersOwn(t *testing.T) {
+// TestPayloadIsNotShared: a step that writes into the payload does not change it for other steps.
+func TestPayloadIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := func(name string) saga.Step[trip] {
 			st := step(name)
@@ -335,9 +335,8 @@ func TestPayloadIsTheCallersOwn(t *testing.T) {
 	})
 }
 
-// TestSignalIsSeenByAnUndoOrRefused: it comes just before the record says that the saga
-// has turned back, or just after.
-func TestSignalIsSeenByAnUndoOrRefused(t *testing.T) {
+// TestSignalIsSeenByUndoOrRefused sends a signal just before or just after the commit that turns the saga back.
+func TestSignalIsSeenByUndoOrRefused(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &turning{Store: saga.NewMemory()}
@@ -372,8 +371,8 @@ func TestSignalIsSeenByAnUndoOrRefused(t *testing.T) {
 	}
 }
 
-// TestCancellationOfASagaThatGetsStuck comes just before that is recorded, and changes nothing.
-func TestCancellationOfASagaThatGetsStuck(t *testing.T) {
+// TestCancelWhileSagaGetsStuck: a cancellation just before the commit of the status has no effect.
+func TestCancelWhileSagaGetsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &parking{Store: saga.NewMemory()}
 		sg := cursed()
@@ -387,8 +386,7 @@ func TestCancellationOfASagaThatGetsStuck(t *testing.T) {
 	})
 }
 
-// cursed returns a saga that gets stuck at its pivot, and again at an Undo when an operator
-// turns it back.
+// cursed returns a saga that is stuck at its pivot, and again at an Undo after an operator turns it back.
 func cursed() *saga.Saga[trip] {
 	flight, charge := step("flight"), failing("charge", saga.Permanent(errDeclined))
 	flight.Undo, flight.UndoAttempts = note("undo flight", errDeclined), 1
@@ -396,8 +394,8 @@ func cursed() *saga.Saga[trip] {
 	return sequence(flight, charge, awaits("paid"), awaits("packed"), awaits("sent"))
 }
 
-// TestSagaThatIsStuckTakesASignalUntilItTurnsBack, and has those that came before.
-func TestSagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
+// TestStuckSagaAcceptsSignalsUntilItTurnsBack also reads the signals that were sent before.
+func TestStuckSagaAcceptsSignalsUntilItTurnsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		sg := cursed()
@@ -416,7 +414,8 @@ func TestSagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 		require.NoError(t, signal("paid"))
 		require.NoError(t, signalTx("packed"))
 
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		for _, again := range []string{"paid", "packed"} {
@@ -433,9 +432,9 @@ func TestSagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 	})
 }
 
-// TestSagaThatTurnsBackDuringASignalTakesNone: it is stuck on its way forward when Signal
-// is called, and on its way back when the store is asked to keep the signal.
-func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
+// TestSignalIsRefusedWhileSagaTurnsBack: the saga is stuck while it goes forward when Signal is called, and stuck
+// while it compensates when the store stores the signal.
+func TestSignalIsRefusedWhileSagaTurnsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &asked{Store: saga.NewMemory()}
 		sg := cursed()
@@ -444,7 +443,8 @@ func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		store.before = func() {
-			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
+			require.NoError(t, r.Operate(t.Context(), "trip-1",
+				saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrStuck)
 		}
@@ -458,7 +458,7 @@ func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 	})
 }
 
-// An asked store calls before when it is asked to keep a signal.
+// An asked store calls before when it stores a signal.
 type asked struct {
 	store.Store
 	before func()
@@ -469,7 +469,7 @@ func (a *asked) Post(ctx context.Context, req store.PostRequest) (store.Record, 
 	return a.Store.Post(ctx, req)
 }
 
-// A turning store calls before and after around the record that the saga has turned back.
+// A turning store calls before and after around the commit that turns the saga back.
 type turning struct {
 	store.Store
 	before, after func()
@@ -489,7 +489,7 @@ func (s *turning) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 	return receipt, err
 }
 
-// A parking store calls before once, before it writes a saga back.
+// A parking store calls before once, before it parks a saga.
 type parking struct {
 	store.Store
 	before func()
@@ -515,8 +515,8 @@ func TestSignalWakesTheRunner(t *testing.T) {
 	})
 }
 
-// TestSagaDoesNotGoOnWithoutItsSignals when the store does not return them.
-func TestSagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
+// TestSagaWaitsForReadableSignals: the store fails to return them.
+func TestSagaWaitsForReadableSignals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &deaf{Store: saga.NewMemory(), down: 5}
 		sg := sequence(awaits("paid"))
@@ -543,7 +543,7 @@ func (d *deaf) Messages(ctx context.Context, id string) ([]store.Message, error)
 	return d.Store.Messages(ctx, id)
 }
 
-func TestOperatorGoesOnWithoutASignal(t *testing.T) {
+func TestOperatorSkipsWaitForSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"), step("hotel"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -555,14 +555,15 @@ func TestOperatorGoesOnWithoutASignal(t *testing.T) {
 		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "step paid waits for signal paid", log[len(log)-1].Error)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "paid", Note: "they called"}))
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionSkip, Step: "paid", Note: "they called"}))
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do hotel"}, s.Calls)
 	})
 }
 
-// A countingSignals counts how often the signals are read.
+// A countingSignals store counts the reads of signals.
 type countingSignals struct {
 	store.Store
 	reads atomic.Int64
@@ -573,11 +574,12 @@ func (s *countingSignals) Messages(ctx context.Context, id string) ([]store.Mess
 	return s.Store.Messages(ctx, id)
 }
 
-// TestSignalsAreReadOnlyWhenTheyMatter: not at each step, nor of a saga that awaits none.
-func TestSignalsAreReadOnlyWhenTheyMatter(t *testing.T) {
+// TestSignalsAreReadOnlyWhenNeeded: not at each step, and not for a saga that awaits none.
+func TestSignalsAreReadOnlyWhenNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &countingSignals{Store: saga.NewMemory()}
-		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"), failing("f", saga.Declined(errDeclined)))
+		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"),
+			failing("f", saga.Declined(errDeclined)))
 		none := sequence(step("a"), failing("b", saga.Declined(errDeclined)))
 		none.Name = "none"
 		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg, none)
@@ -596,8 +598,8 @@ func TestSignalsAreReadOnlyWhenTheyMatter(t *testing.T) {
 	})
 }
 
-// TestSignalIsThereForLaterSteps, also when the saga was written back between the wait and them.
-func TestSignalIsThereForLaterSteps(t *testing.T) {
+// TestLaterStepsSeeSignal, even if the saga is parked between the wait and those steps.
+func TestLaterStepsSeeSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		later, calls := step("later"), 0
 		later.Backoff = constant(time.Hour)

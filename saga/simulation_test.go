@@ -20,13 +20,12 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestSagaSimulation runs sagas with children, waits and signals in one to three processes
-// that crash and stop, over a store and participants that fail, panic, hang, come late, and lose and
-// delay replies, behind policies that refuse, with operators. At each step: no attempt begins that the
-// record does not have or whose predecessors are not done, no Undo begins during its Do, a saga ends
-// after its children, and no epoch has two owners. When the troubles are over every saga ends, each step
-// having taken effect once or not at all and what it wrote being there, within a bounded time, number of
-// calls of the store, and length of its log.
+// TestSagaSimulation runs sagas with children, waits and signals in one to three processes that crash and stop. The
+// store and the participants fail, panic, hang, are late, and lose and delay replies; policies refuse; operators
+// act. At each step it checks that no attempt starts that is not recorded or whose predecessors are not done, that
+// no Undo starts during its Do, that a saga ends after its children, and that no epoch has two owners. When the
+// faults are over, every saga ends within a bounded time, number of store calls and length of its log. Each step has
+// then taken effect once or not at all, and its changes to the state are present.
 func TestSagaSimulation(t *testing.T) {
 	defer slog.SetDefault(slog.Default())
 	slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -35,12 +34,12 @@ func TestSagaSimulation(t *testing.T) {
 	sim.Simulation{Name: "saga", Seeds: 600, Run: simulateSaga}.Test(t)
 }
 
-// book is the state: each step writes an entry of its own, which survives.
+// A book is the state. Each step writes its own entry.
 type book struct{ Entries map[string]string }
 
 var errDown = errors.New("connection lost")
 
-// A village is the store and the participants of a simulation, and its processes.
+// A village is the store, the participants and the processes of a simulation.
 type village struct {
 	*sim.World
 	store  store.Store
@@ -49,24 +48,24 @@ type village struct {
 	sealed saga.Saga[book]   // a leaf with a pivot
 	kids   map[string]string // the definition of the children of a step of parent
 	chain  bool              // the steps of parent
-	deaf   bool              // a Do does not heed its ctx, and may come late
+	deaf   bool              // a Do ignores its ctx and may be late
 	nodes  []*node
 	living sync.WaitGroup
 
 	mu      sync.Mutex
 	named   int
-	asked   int // by operators
+	asked   int // number of operations
 	effect  map[string]bool
 	undone  map[string]bool
-	voids   map[string]int  // the Declined errors of a Do, which hold for attempts on their way, too
+	voids   map[string]int  // the Declined errors of a Do, which include attempts in flight
 	excused map[string]bool // an operator has settled it, or its saga
-	excuses map[string]int  // how often
+	excuses map[string]int  // number of times
 	doing   map[string]*node
 	owners  map[string]string // by saga and epoch
-	calls   map[string]int    // of the store, by saga
+	calls   map[string]int    // calls to the store, by saga
 }
 
-// A node is a process, or an operator.
+// A node is a process or an operator.
 type node struct {
 	store.Store
 	v      *village
@@ -79,10 +78,13 @@ type node struct {
 
 func simulateSaga(w *sim.World) {
 	v := &village{
-		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), voids: make(map[string]int), excused: make(map[string]bool), excuses: make(map[string]int),
-		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int), kids: make(map[string]string),
+		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool),
+		voids: make(map[string]int), excused: make(map[string]bool), excuses: make(map[string]int),
+		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int),
+		kids: make(map[string]string),
 	}
-	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 600 // two families end at once
+	w.Step, w.Trouble, w.Hold, w.Meddle = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2
+	w.Most = 600 // two families end at the same time
 	v.invent()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer v.living.Wait()
@@ -102,7 +104,7 @@ func simulateSaga(w *sim.World) {
 			}
 		})
 	}
-	w.Drive(w.Step, func() bool { return true }) // they are running
+	w.Drive(w.Step, func() bool { return true }) // wait until they run
 	start("p0")
 	some := func() *node { return v.nodes[w.Choose(len(v.nodes))] }
 	replace := func(n *node) {
@@ -159,7 +161,7 @@ func simulateSaga(w *sim.World) {
 	v.mu.Lock()
 	for id, n := range v.calls {
 		if n > 400 {
-			w.Fail("work", "%d calls of the store for %q after the troubles", n, id)
+			w.Fail("work", "%d store calls for %q after the faults", n, id)
 		}
 	}
 	v.mu.Unlock()
@@ -187,8 +189,8 @@ func (v *village) step(name string) saga.Step[book] {
 	return st
 }
 
-// invent makes the definitions: a leaf of two steps, and a parent of up to four, some of which are one or two
-// leaves, with a pivot perhaps from that of the parent on.
+// invent generates the definitions: a leaf of two steps, and a parent of up to four steps. Some of these are one or
+// two leaves, which may have a pivot from the parent's pivot on.
 func (v *village) invent() {
 	v.leaf = saga.Saga[book]{Name: "leaf", Steps: []saga.Step[book]{v.step("s0"), v.step("s1")}}
 	v.deaf = v.leaf.Steps[1].Attempts == 3
@@ -226,9 +228,9 @@ func (v *village) node(ctx context.Context) {
 	n := &node{Store: v.store, v: v, name: fmt.Sprintf("%c%d", 'a'+v.named%26, v.named)}
 	v.mu.Unlock()
 	n.runner = saga.NewRunner(n, saga.RunnerConfig{Name: n.name, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 3,
-		Drain: 9300 * time.Millisecond}) // no timer ends with another
+		Drain: 9300 * time.Millisecond}) // no two timers end at the same time
 	asked := 0
-	n.runner.SetChance(func(below time.Duration) time.Duration { // no two alike
+	n.runner.SetChance(func(below time.Duration) time.Duration { // no two are equal
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		asked++
@@ -266,8 +268,7 @@ func (n *node) register() {
 	}
 }
 
-// bind returns a copy of a definition for one process. A step without a Do is one with
-// children.
+// bind returns a copy of a definition for one process. A step without a Do has children.
 func (n *node) bind(sg *saga.Saga[book], kids map[string]*saga.Saga[book]) *saga.Saga[book] {
 	bound := &saga.Saga[book]{Name: sg.Name, Timeout: sg.Timeout, Steps: slices.Clone(sg.Steps)}
 	for i := range bound.Steps {
@@ -286,7 +287,7 @@ func (n *node) bind(sg *saga.Saga[book], kids map[string]*saga.Saga[book]) *saga
 	return bound
 }
 
-// begins checks that an attempt may begin, against the record.
+// begins checks against the record that an attempt may start.
 func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 	v := n.v
 	id, k := key(ctx, name)
@@ -303,22 +304,23 @@ func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 	case err != nil:
 		v.Fail("begin", "%s of %s: %v", op, k, err)
 	case rec.Epoch != cmd.Epoch:
-		v.Fail("epoch", "%s of %s begins in epoch %d, but the record is of %d", op, k, cmd.Epoch, rec.Epoch)
+		v.Fail("epoch", "%s of %s starts in epoch %d, but the record has epoch %d", op, k, cmd.Epoch, rec.Epoch)
 	case op == saga.OpDo && rec.Status != saga.Running:
-		v.Fail("status", "Do of %s begins, but the saga is %s", k, rec.Status)
+		v.Fail("status", "Do of %s starts, but the saga is %s", k, rec.Status)
 	case states[name].Status != want:
-		v.Fail("record", "%s of %s begins, but the record says %s", op, k, states[name].Status)
+		v.Fail("record", "%s of %s starts, but its recorded status is %s", op, k, states[name].Status)
 	case op == saga.OpUndo && v.doing[k] != nil && !v.doing[k].dead && !v.deaf:
-		v.Fail("overlap", "the Undo of %s begins during its Do", k)
+		v.Fail("overlap", "the Undo of %s starts during its Do", k)
 	}
 	steps := v.stepsOf(rec)
 	for _, st := range steps {
 		own, other, s := groupOf(steps, name), groupOf(steps, st.Name), states[st.Name].Status
 		if op == saga.OpDo && other < own && s != saga.StepDone && s != saga.StepSkipped {
-			v.Fail("order", "Do of %s begins, but %s is %s", k, st.Name, s)
+			v.Fail("order", "Do of %s starts, but %s is %s", k, st.Name, s)
 		}
-		if op == saga.OpUndo && rec.Status == saga.Compensating && other > own && s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
-			v.Fail("order", "Undo of %s begins, but %s is %s", k, st.Name, s)
+		if op == saga.OpUndo && rec.Status == saga.Compensating && other > own && s != saga.StepIdle &&
+			s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
+			v.Fail("order", "Undo of %s starts, but %s is %s", k, st.Name, s)
 		}
 	}
 	return k
@@ -352,7 +354,7 @@ func groupOf(steps []saga.Step[book], name string) (group int) {
 	return group
 }
 
-// key returns the id of a saga and the name of its step.
+// key returns the ID of a saga and the name of its step.
 func key(ctx context.Context, step string) (id, k string) {
 	id = saga.CommandFrom(ctx).ID
 	for range 2 {
@@ -370,7 +372,8 @@ func (n *node) do(ctx context.Context, name string, b *book) error {
 	if v.deaf {
 		ctx = context.WithoutCancel(ctx)
 	}
-	fault, err := v.Call(ctx, fmt.Sprintf("%s does %s", n.name, k), "fails", "lost", "declined", "aborted", "refused", "panics")
+	fault, err := v.Call(ctx, fmt.Sprintf("%s does %s", n.name, k), "fails", "lost", "declined", "aborted", "refused",
+		"panics")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.doing[k] == n {
@@ -385,7 +388,7 @@ func (n *node) do(ctx context.Context, name string, b *book) error {
 		panic("out of range")
 	case v.undone[k], v.voids[k] != voids:
 		return saga.Declined(errDeclined)
-	case fault == "declined" && !v.effect[k]: // else an attempt before was applied, and its reply lost
+	case fault == "declined" && !v.effect[k]: // otherwise an earlier attempt was applied and its reply lost
 		v.voids[k]++
 		return saga.Declined(errDeclined)
 	case fault == "aborted", fault == "declined":
@@ -420,7 +423,7 @@ func (n *node) undo(ctx context.Context, name string) error {
 	return nil
 }
 
-// call is a call of the store, which may fail before or after it has happened, or take long.
+// call calls the store. The call may fail before or after it takes effect, or be slow.
 func (n *node) call(ctx context.Context, what, id string, do func() error) error {
 	v := n.v
 	v.mu.Lock()
@@ -437,7 +440,8 @@ func (n *node) call(ctx context.Context, what, id string, do func() error) error
 	if err = do(); err == nil && fault == "lost" {
 		return errDown
 	}
-	if fault, late := v.Call(ctx, fmt.Sprintf("%s %s %s: reply", n.name, what, id)); fault == "over" || late != nil || v.isDead(n) {
+	if fault, late := v.Call(ctx, fmt.Sprintf("%s %s %s: reply", n.name, what, id)); fault == "over" || late != nil ||
+		v.isDead(n) {
 		return errors.Join(errDown, late)
 	}
 	return err
@@ -450,17 +454,20 @@ func (v *village) isDead(n *node) bool {
 }
 
 func (n *node) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
-	err = n.call(ctx, "starts", req.ID, func() (err error) { rec, created, err = n.Store.Start(context.Background(), req); return err })
+	err = n.call(ctx, "starts", req.ID,
+		func() (err error) { rec, created, err = n.Store.Start(context.Background(), req); return err })
 	return rec, created, err
 }
 
 func (n *node) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	err = n.call(ctx, "claims", "", func() (err error) { recs, err = n.Store.Claim(context.Background(), req); return err })
+	err = n.call(ctx, "claims", "",
+		func() (err error) { recs, err = n.Store.Claim(context.Background(), req); return err })
 	return recs, err
 }
 
 func (n *node) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
-	err = n.call(ctx, "extends", "", func() (err error) { held, err = n.Store.Heartbeat(context.Background(), req); return err })
+	err = n.call(ctx, "extends", "",
+		func() (err error) { held, err = n.Store.Heartbeat(context.Background(), req); return err })
 	return held, err
 }
 
@@ -468,8 +475,9 @@ func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt sto
 	err = n.call(ctx, "commits", req.ID, func() (err error) {
 		v := n.v
 		rec, _ := v.store.Load(context.Background(), req.ID)
-		if receipt, err = n.Store.Commit(context.Background(), req); err != nil || rec.Owner == "" || strings.HasPrefix(n.name, "operator") {
-			return err // without an owner, operators and parents write, too
+		if receipt, err = n.Store.Commit(context.Background(), req); err != nil || rec.Owner == "" ||
+			strings.HasPrefix(n.name, "operator") {
+			return err // without an owner, operators and parents also write
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -484,7 +492,7 @@ func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt sto
 	return receipt, err
 }
 
-// endsAfterItsChildren checks a commit. v.mu is held.
+// endsAfterItsChildren checks a commit. The caller holds v.mu.
 func (v *village) endsAfterItsChildren(req store.CommitRequest) {
 	if req.Status != saga.Completed && req.Status != saga.Compensated {
 		return
@@ -517,7 +525,8 @@ func (n *node) Post(ctx context.Context, req store.PostRequest) (rec store.Recor
 }
 
 func (n *node) Messages(ctx context.Context, id string) (list []store.Message, err error) {
-	err = n.call(ctx, "hears", id, func() (err error) { list, err = n.Store.Messages(context.Background(), id); return err })
+	err = n.call(ctx, "hears", id,
+		func() (err error) { list, err = n.Store.Messages(context.Background(), id); return err })
 	return list, err
 }
 
@@ -530,7 +539,7 @@ func (n *node) Children(ctx context.Context, req store.ChildrenRequest) (list []
 	return list, err
 }
 
-// all returns the sagas as they are, without a call that the scheduler sees.
+// all returns the sagas without a call that the scheduler delays.
 func (v *village) all() []store.Record {
 	recs, _, _ := v.store.List(context.Background(), store.Filter{})
 	return recs
@@ -554,22 +563,24 @@ func (v *village) lengths() map[string]int64 {
 
 func (v *village) ended() bool {
 	recs := v.all()
-	return len(recs) > 0 && !slices.ContainsFunc(recs, func(rec store.Record) bool { return !rec.Status.Ended() || rec.Owner != "" })
+	return len(recs) > 0 &&
+		!slices.ContainsFunc(recs, func(rec store.Record) bool { return !rec.Status.Ended() || rec.Owner != "" })
 }
 
 func (v *village) states() (s string) {
 	for _, rec := range v.all() {
-		s += fmt.Sprintf("\n%s is %s, owned by %q, epoch %d, wakes at %v: %s %s", rec.ID, rec.Status, rec.Owner, rec.Epoch, rec.WakeAt.Sub(rec.CreatedAt), rec.LastError, rec.Progress)
+		s += fmt.Sprintf("\n%s is %s, owned by %q, epoch %d, wakes at %v: %s %s", rec.ID, rec.Status, rec.Owner, rec.Epoch,
+			rec.WakeAt.Sub(rec.CreatedAt), rec.LastError, rec.Progress)
 	}
 	return s
 }
 
-// operate is an operator's action on some saga. What it may settle is excused.
+// operate applies an operator's action to some saga. It excuses the steps that the action may settle.
 func (v *village) operate(ctx context.Context, action saga.Action) {
 	n, id := v.operator(), v.some()
 	rec, err := v.store.Load(ctx, id)
 	if err != nil {
-		return // it has not been started
+		return // the saga has not started
 	}
 	steps, op := v.stepsOf(rec), saga.Operation{Action: action, Note: "by hand"}
 	var settles []string
@@ -602,8 +613,8 @@ func (v *village) excuse(settled []string, n int) {
 	}
 }
 
-// mend sends every signal that is awaited, and has stuck sagas tried again. A stuck saga is
-// told, too: of two waits, one may always have failed when the operator comes.
+// mend sends every awaited signal and retries stuck sagas. Stuck sagas also receive their signals: otherwise one of
+// two waits might fail before each retry.
 func (v *village) mend(ctx context.Context) {
 	for _, rec := range v.all() {
 		kept, _ := v.store.Messages(ctx, rec.ID)
@@ -652,7 +663,8 @@ func (v *village) check() {
 				v.Fail("state", "what %s wrote is lost: %s", k, rec.State)
 			}
 			if st.Do != nil && !v.excused[k] && v.effect[k] != (rec.Status == saga.Completed) {
-				v.Fail("effect", "%s is %s, and its step %s is in effect: %v\n%s", rec.ID, rec.Status, st.Name, v.effect[k], v.states())
+				v.Fail("effect", "%s is %s, and its step %s is in effect: %v\n%s", rec.ID, rec.Status, st.Name, v.effect[k],
+					v.states())
 			}
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled, of a step that fails or
-// is refused, on the way forward and back. It is not told of one that is given up.
-func TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled(t *testing.T) {
+// TestStalledIsReportedAtEachDoubling: a step that fails or is refused is reported at the eighth attempt and
+// whenever the number has doubled, both forward and while compensating. A step that is not retried is not reported.
+func TestStalledIsReportedAtEachDoubling(t *testing.T) {
 	charge := step("charge")
 	charge.Pivot, charge.Undo = true, nil
 	slow := func(st saga.Step[trip]) saga.Step[trip] {
@@ -32,9 +32,11 @@ func TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled(t *
 		op          saga.Op
 		told        []int
 	}{
-		"past the pivot":          {sequence(charge, slow(failing("tickets", errDeclined))), "tickets", "declined", saga.OpDo, []int{8, 16, 32}},
-		"an Undo that is refused": {sequence(refused, failing("hotel", saga.Declined(errDeclined))), "flight", "users: refused", saga.OpUndo, []int{8, 16, 32}},
-		"the last attempt":        {sequence(spent), "", "", "", nil},
+		"past the pivot": {sequence(charge, slow(failing("tickets", errDeclined))), "tickets", "declined",
+			saga.OpDo, []int{8, 16, 32}},
+		"an Undo that is refused": {sequence(refused, failing("hotel", saga.Declined(errDeclined))), "flight",
+			"users: refused", saga.OpUndo, []int{8, 16, 32}},
+		"the last attempt": {sequence(spent), "", "", "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// TestTenantIsStored when a saga starts.
+// TestTenantIsStored checks the tenant in the request that starts a saga.
 func TestTenantIsStored(t *testing.T) {
 	sg := sequence(step("flight"))
 	sg.Tenant = func(s trip) string { return strings.Join(s.Calls, "") }

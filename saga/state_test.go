@@ -19,16 +19,16 @@ import (
 
 type stay struct {
 	Rooms map[string]int
-	Until time.Time // a struct with fields that are not exported
+	Until time.Time // a struct with unexported fields
 	Guest struct{ Name, Phone string }
 	bill  // embedded: JSON keeps its fields
 }
 
 type bill struct{ Food, Bar int }
 
-// TestParallelStepsWriteTheState: the first is done when the second, which began beside it,
-// comes with its own changes.
-func TestParallelStepsWriteTheState(t *testing.T) {
+// TestParallelStepsMergeState: the first step is done when the second one, which started in parallel, returns its
+// own changes.
+func TestParallelStepsMergeState(t *testing.T) {
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	type write = func(*stay)
 	sets := func(k string, n int) write { return func(s *stay) { s.Rooms[k] = n } }
@@ -37,29 +37,36 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 	till := func(at time.Time) write { return func(s *stay) { s.Until = at } }
 	for name, c := range map[string]struct {
 		first, second write
-		want          write  // from what there was at the start
-		conflict      string // instead
+		want          write  // the expected change from the initial state
+		conflict      string // or the expected conflict
 	}{
-		"entries of one map":                  {sets("a", 1), sets("b", 2), func(s *stay) { s.Rooms["a"], s.Rooms["b"] = 1, 2 }, ""},
-		"an entry, and none":                  {sets("old", 1), func(*stay) {}, sets("old", 1), ""},
-		"an entry, and another that is new":   {sets("old", 1), sets("b", 2), func(s *stay) { s.Rooms["old"], s.Rooms["b"] = 1, 2 }, ""},
+		"entries of one map": {sets("a", 1), sets("b", 2),
+			func(s *stay) { s.Rooms["a"], s.Rooms["b"] = 1, 2 }, ""},
+		"an entry, and none": {sets("old", 1), func(*stay) {}, sets("old", 1), ""},
+		"an entry, and another that is new": {sets("old", 1), sets("b", 2),
+			func(s *stay) { s.Rooms["old"], s.Rooms["b"] = 1, 2 }, ""},
 		"one entry, alike":                    {sets("a", 1), sets("a", 1), sets("a", 1), ""},
 		"one entry":                           {sets("a", 1), sets("a", 2), nil, "Rooms[a]"},
 		"one entry that was there":            {sets("old", 1), sets("old", 2), nil, "Rooms[old]"},
 		"an entry that the other has removed": {deletes("old"), sets("old", 2), nil, "Rooms[old]"},
-		"an entry is removed":                 {sets("a", 1), deletes("old"), func(s *stay) { s.Rooms = map[string]int{"a": 1} }, ""},
-		"an entry is removed by both":         {deletes("old"), deletes("old"), func(s *stay) { s.Rooms = map[string]int{} }, ""},
-		"the map is dropped":                  {func(*stay) {}, drops, drops, ""},
-		"the map is dropped by both":          {drops, drops, drops, ""},
-		"the map is dropped beside an entry":  {sets("a", 1), drops, nil, "Rooms"},
-		"an entry of a map that was dropped":  {drops, sets("a", 1), nil, "Rooms"},
-		"a time":                              {func(*stay) {}, till(at), till(at), ""},
-		"a time, alike":                       {till(at), till(at), till(at), ""},
-		"a time, each its own":                {till(at), till(at.Add(1)), nil, "Until"},
-		"fields of one struct":                {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Phone = "1" }, func(s *stay) { s.Guest.Name, s.Guest.Phone = "A", "1" }, ""},
-		"one field of a struct":               {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Name = "B" }, nil, "Guest.Name"},
-		"fields of an embedded struct":        {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Bar = 2 }, func(s *stay) { s.Food, s.Bar = 1, 2 }, ""},
-		"one field of an embedded struct":     {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Food = 2 }, nil, "bill.Food"},
+		"an entry is removed": {sets("a", 1), deletes("old"),
+			func(s *stay) { s.Rooms = map[string]int{"a": 1} }, ""},
+		"an entry is removed by both": {deletes("old"), deletes("old"), func(s *stay) { s.Rooms = map[string]int{} },
+			""},
+		"the map is dropped":                        {func(*stay) {}, drops, drops, ""},
+		"the map is dropped by both":                {drops, drops, drops, ""},
+		"the map is dropped while an entry changes": {sets("a", 1), drops, nil, "Rooms"},
+		"an entry of a map that was dropped":        {drops, sets("a", 1), nil, "Rooms"},
+		"a time":                                    {func(*stay) {}, till(at), till(at), ""},
+		"a time, alike":                             {till(at), till(at), till(at), ""},
+		"a time, each its own":                      {till(at), till(at.Add(1)), nil, "Until"},
+		"fields of one struct": {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Phone = "1" },
+			func(s *stay) { s.Guest.Name, s.Guest.Phone = "A", "1" }, ""},
+		"one field of a struct": {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Name = "B" },
+			nil, "Guest.Name"},
+		"fields of an embedded struct": {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Bar = 2 },
+			func(s *stay) { s.Food, s.Bar = 1, 2 }, ""},
+		"one field of an embedded struct": {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Food = 2 }, nil, "bill.Food"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -69,7 +76,8 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 						Do: func(_ context.Context, s *stay) error { time.Sleep(takes); do(s); return nil },
 					}
 				}
-				sg := &saga.Saga[stay]{Name: "stay", Steps: []saga.Step[stay]{one("first", time.Second, c.first), one("second", 2*time.Second, c.second)}}
+				sg := &saga.Saga[stay]{Name: "stay",
+					Steps: []saga.Step[stay]{one("first", time.Second, c.first), one("second", 2*time.Second, c.second)}}
 				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 				begun := func() stay { return stay{Rooms: map[string]int{"old": 7}} }
 				_, err := saga.Register(r, sg).Start(t.Context(), "stay-1", begun())
@@ -88,9 +96,9 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 	}
 }
 
-// TestParallelStepsWriteWhatDoesNotComeBackAsItWas: the last step begins after the first, and
-// the one beside both ends while it runs. Nobody else has changed what it changes.
-func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
+// TestParallelStepsMergeLossyValues: encoding changes these values. The last step starts after the first one, and
+// the step in parallel ends while it runs. No other step has changed the value that it changes.
+func TestParallelStepsMergeLossyValues(t *testing.T) {
 	type odd struct {
 		At     time.Time
 		Any    any
@@ -138,12 +146,12 @@ func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
 type (
 	mark   int
 	marked struct {
-		mark // no struct: its Codec keeps it
+		mark // no struct: its Codec stores it
 		A    int
 	}
 	sealed struct{ b int }
 	deep   struct {
-		sealed // nor is what it has exported
+		sealed // its exported fields are not merged either
 		A      int
 	}
 	within struct {
@@ -152,7 +160,7 @@ type (
 	}
 )
 
-func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
+func TestParallelStepsChangeCodecState(t *testing.T) {
 	_, _, _ = marked{}.mark, deep{}.b, within{}.part
 	writeBeside(t, func(s *marked) { s.A = 1 })
 	writeBeside(t, func(s *deep) { s.A = 1 })
@@ -162,7 +170,8 @@ func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
 func writeBeside[S any](t *testing.T, write func(*S)) {
 	synctest.Test(t, func(t *testing.T) {
 		one := func(name string) saga.Step[S] {
-			return saga.Step[S]{Name: name, Parallel: name != "first", ReadOnly: true, Do: func(_ context.Context, s *S) error { write(s); return nil }}
+			return saga.Step[S]{Name: name, Parallel: name != "first", ReadOnly: true,
+				Do: func(_ context.Context, s *S) error { write(s); return nil }}
 		}
 		sg := &saga.Saga[S]{Name: "beside", Codec: anyCodec[S]{}, Steps: []saga.Step[S]{one("first"), one("second")}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -173,12 +182,13 @@ func writeBeside[S any](t *testing.T, write func(*S)) {
 	})
 }
 
-// TestStepsChangeTheBytesOfACodec that it shares with the state. What they change is kept, but for
-// a DoTx that fails.
-func TestStepsChangeTheBytesOfACodec(t *testing.T) {
+// TestStepsChangeBytesSharedWithCodec: the Codec shares its bytes with the state. Changes that a step makes to them
+// are stored, except those of a DoTx that fails.
+func TestStepsChangeBytesSharedWithCodec(t *testing.T) {
 	change := func(_ context.Context, s *[]byte) error { (*s)[0] = 'm'; return nil }
 	first := saga.Step[[]byte]{Name: "first", ReadOnly: true, Do: change}
-	beside := saga.Step[[]byte]{Name: "beside", ReadOnly: true, Parallel: true, Do: func(context.Context, *[]byte) error { return nil }}
+	beside := saga.Step[[]byte]{Name: "beside", ReadOnly: true, Parallel: true,
+		Do: func(context.Context, *[]byte) error { return nil }}
 	fails := saga.Step[[]byte]{Name: "fails", ReadOnly: true, DoTx: func(ctx context.Context, _ *sql.Tx, s *[]byte) error {
 		if saga.CommandFrom(ctx).Attempt == 1 {
 			(*s)[1] = 'x'
@@ -187,9 +197,9 @@ func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 		return nil
 	}}
 	for name, list := range map[string][]saga.Step[[]byte]{
-		"one after the other": {first},
-		"beside another":      {first, beside},
-		"a DoTx that fails":   {first, fails},
+		"one after the other":      {first},
+		"in parallel with another": {first, beside},
+		"a DoTx that fails":        {first, fails},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -208,9 +218,8 @@ func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 	}
 }
 
-// TestStartRefusesAStateThatDoesNotComeBack, which would make the saga stuck at its next claim, or
-// change what it is about.
-func TestStartRefusesAStateThatDoesNotComeBack(t *testing.T) {
+// TestStartRejectsLossyState: such a state would make the saga stuck at its next claim, or change its meaning.
+func TestStartRejectsLossyState(t *testing.T) {
 	_, err := startWith(t, nil, map[string]any{"amount": int64(1<<53 + 1)})
 	require.ErrorContains(t, err, "saga: trip: the state does not come back as it was: ")
 	_, err = startWith(t, nil, map[string]any{"amount": int64(1 << 53)})
@@ -234,12 +243,12 @@ func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, e
 	return sagas.Start(t.Context(), "trip-1", s)
 }
 
-// A oneWay encodes itself as what it does not decode.
+// A oneWay encodes itself in a form that it cannot decode.
 type oneWay struct{ n int }
 
 func (o oneWay) MarshalJSON() ([]byte, error) { return []byte(`"one"`), nil }
 
-// A gobCodec keeps what JSON cannot write.
+// A gobCodec stores values that JSON cannot encode.
 type gobCodec[S any] struct{}
 
 func (gobCodec[S]) Encode(s *S) ([]byte, error) {
@@ -252,8 +261,8 @@ func (gobCodec[S]) Decode(data []byte, s *S) error {
 	return gob.NewDecoder(bytes.NewReader(data)).Decode(s)
 }
 
-// TestStateThatIsNotEqualToItself is in no conflict with a step that has changed nothing.
-func TestStateThatIsNotEqualToItself(t *testing.T) {
+// TestStateUnequalToItself does not conflict with a step that has changed nothing.
+func TestStateUnequalToItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nothing := func(context.Context, *float64) error { return nil }
 		sg := &saga.Saga[float64]{Name: "sum", Codec: gobCodec[float64]{}, Steps: []saga.Step[float64]{
@@ -267,14 +276,14 @@ func TestStateThatIsNotEqualToItself(t *testing.T) {
 	})
 }
 
-// A restless encodes itself in another way each time.
+// A restless value encodes itself differently each time.
 type restless struct{ N int }
 
 func (r restless) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"N": r.N, "at": rand.Text()})
 }
 
-// A once encodes itself, and not what it decodes.
+// A once value encodes itself correctly only if it was not decoded.
 type once struct{ n int }
 
 func (o once) MarshalJSON() ([]byte, error) {

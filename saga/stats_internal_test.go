@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Figures are counted, read and begun at once. The race detector sees what takes no lock.
-func TestFiguresUnderStress(t *testing.T) {
+// TestMetricsUnderStress counts, reads and registers concurrently. The race detector finds an access without a lock.
+func TestMetricsUnderStress(t *testing.T) {
 	r := NewRunner(NewMemory(), RunnerConfig{})
 	f := &r.figures
 	f.register("trip")

@@ -15,10 +15,10 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-var update = flag.Bool("update", false, "write testdata/stories.txt anew")
+var update = flag.Bool("update", false, "rewrite testdata/stories.txt")
 
-// TestStories plays the stories of testdata/stories.txt: what happens to a saga, an event a
-// line, and behind it what the machine makes of it. After -update the changes are to be read.
+// TestStories plays the stories of testdata/stories.txt: each line has an event and the result of the machine.
+// Review the changes after -update.
 func TestStories(t *testing.T) {
 	const file = "testdata/stories.txt"
 	text, err := os.ReadFile(file)
@@ -43,7 +43,7 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// retell plays a story and returns its lines with what the machine makes of each.
+// retell plays a story and returns its lines with the results of the machine.
 func retell(t *testing.T, story string) string {
 	lines := strings.Split(story, "\n")
 	s := &teller{T: t, now: now, runs: map[string]store.Op{}}
@@ -56,7 +56,7 @@ func retell(t *testing.T, story string) string {
 	return strings.Join(lines, "\n")
 }
 
-// parse reads the steps of a story: a step with its options behind each ";".
+// parse reads the steps of a story, separated by ";". Each has its options after its name.
 func parse(t *testing.T, line string) (*program, *machine) {
 	d := shapes{Name: "trip", Version: 1}
 	var by time.Time
@@ -116,12 +116,12 @@ type teller struct {
 	plan *program
 	m    *machine
 	rec  store.Record
-	told int // of the log
+	told int // entries of the log
 	now  time.Time
-	runs map[string]store.Op // the attempts, by step
+	runs map[string]store.Op // the running attempts, by step
 }
 
-// tell lets events happen, and returns what follows from them.
+// tell applies events and returns their results.
 func (s *teller) tell(events string) string {
 	var said []string
 	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
@@ -192,7 +192,7 @@ func (s *teller) tell(events string) string {
 	return strings.Join(said, ", ") + " [" + strings.Join(short(m), "; ") + "]"
 }
 
-// happen passes an event on to the machine.
+// happen passes an event to the machine.
 func (s *teller) happen(event []string) error {
 	m, note := s.m, strings.Join(event[1:], " ")
 	switch event[0] {
@@ -205,7 +205,7 @@ func (s *teller) happen(event []string) error {
 		m.advance(time.Time{})
 		s.commit()
 		s.load()
-	case "taken": // over, by another runner
+	case "taken": // taken over by another runner
 		s.rec.Takeovers++
 		s.load()
 		s.m.takeOver("another")
@@ -231,7 +231,7 @@ func (s *teller) happen(event []string) error {
 		m.signals = signals
 	case "look":
 		m.lookAgain()
-	case "reload": // by another runner, after this one has given it up
+	case "reload": // by another runner, after this one has released it
 		m.doubt(false)
 		s.commit()
 		was := s.rec
@@ -319,7 +319,7 @@ func entry(e store.Entry) string {
 	return strings.Join(words, " ")
 }
 
-// short returns the status of each unit, with "?" if it is in doubt, and what it waits for.
+// short returns the status of each step, with "?" if its outcome is unknown, and the wait.
 func short(m *machine) (list []string) {
 	for i := range m.Steps {
 		u := &m.Steps[i]

@@ -21,18 +21,17 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A ledger is a database with one table of strings, as small as one can be: it
-// takes the statements of Apply, and "do NAME". A transaction writes
-// when it commits, and then what was to happen with it happens.
+// A ledger is a minimal database with one table of strings. It accepts the statements of Apply, and "do NAME". A
+// transaction writes when it commits, and then calls onCommit.
 type ledger struct {
 	mu       sync.Mutex
 	rows     map[string]string
 	effects  []string
 	onCommit map[string]func() error // by the argument of "with"
-	lose     int                     // how many answers of COMMIT to lose
-	refuse   int                     // how many COMMITs to refuse
+	lose     int                     // number of COMMITs whose answer is lost
+	refuse   int                     // number of COMMITs that fail
 	commit   func() error            // called by each COMMIT, unless nil
-	broken   error                   // of the first answer, after it was read
+	broken   error                   // error of the first answer, after it was read
 }
 
 func newLedger(t *testing.T) (*ledger, *sql.DB) {
@@ -139,11 +138,11 @@ func (c *ledgerConn) QueryContext(_ context.Context, query string, args []driver
 	return &ledgerRows{value: c.get(strings.Join(words(args), " "))}, nil
 }
 
-// kindRows has the kind of the database, and the version of the barrier's table if there is one.
+// kindRows has the kind of the database, and the version of the barrier's table if it is recorded.
 type kindRows struct {
 	version string
 	read    bool
-	err     error // of Close
+	err     error // the error of Close
 }
 
 func (r *kindRows) Columns() []string { return []string{"kind", "reason"} }
@@ -174,7 +173,7 @@ func (r *ledgerRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// A txMemory is a Memory whose commits can take part in a ledger.s transactions.
+// A txMemory is a Memory whose commits can join a ledger's transactions.
 type txMemory struct {
 	store.Store
 	l      *ledger
@@ -247,7 +246,7 @@ func (m *txMemory) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitReq
 		})
 }
 
-// inTx returns a step that works in the ledger.
+// inTx returns a step that writes to the ledger.
 func inTx(name string) saga.Step[trip] {
 	do := func(what string) func(context.Context, *sql.Tx, *trip) error {
 		return func(ctx context.Context, tx *sql.Tx, s *trip) error {
@@ -277,7 +276,7 @@ func TestDoTxCommitsWithTheLog(t *testing.T) {
 	})
 }
 
-func TestDoTxIsAppliedOnceWhateverCommitReturns(t *testing.T) {
+func TestDoTxAppliesOnceWhateverCommitReturns(t *testing.T) {
 	for name, trouble := range map[string]func(*txMemory){
 		"the answer is lost":   func(m *txMemory) { m.l.lose = 1 },
 		"it does not commit":   func(m *txMemory) { m.l.refuse = 2 },
@@ -293,14 +292,14 @@ func TestDoTxIsAppliedOnceWhateverCommitReturns(t *testing.T) {
 				s, err := result[trip](t.Context(), r, "trip-1")
 				require.NoError(t, err)
 				require.Equal(t, []string{"do flight"}, store.l.did())
-				require.Equal(t, []string{"do flight", "do hotel"}, s.Calls, "what was rolled back is not in the state")
+				require.Equal(t, []string{"do flight", "do hotel"}, s.Calls, "changes that were rolled back are not in the state")
 				require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "completed"}, events(t, r, "trip-1"))
 			})
 		})
 	}
 }
 
-func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
+func TestFailedDoTxNeedsNoUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		bad := inTx("hotel")
@@ -324,7 +323,8 @@ func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
 			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-			require.Equal(t, []string{"created", "step_done flight", "step_no_effect hotel", "turned_back hotel", "step_undone flight", "compensated"},
+			require.Equal(t, []string{"created", "step_done flight", "step_no_effect hotel", "turned_back hotel",
+				"step_undone flight", "compensated"},
 				events(t, r, id))
 			stop()
 		}
@@ -332,8 +332,8 @@ func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
 	})
 }
 
-// TestNothingBeginsUntilADoTxHasEnded but what begins with it, whose start is recorded before.
-func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
+// TestNoAttemptStartsDuringDoTx, except for attempts that start together with it, whose start is recorded before.
+func TestNoAttemptStartsDuringDoTx(t *testing.T) {
 	for name, order := range map[string][]int{"first": {0, 1, 2}, "last": {1, 2, 0}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -385,8 +385,8 @@ func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
 	}
 }
 
-// TestNothingIsRecordedUntilADoTxHasEnded, since its transaction may be the only one that can write.
-func TestNothingIsRecordedUntilADoTxHasEnded(t *testing.T) {
+// TestNothingIsCommittedDuringExclusiveDoTx: its transaction may be the only one that can write.
+func TestNothingIsCommittedDuringExclusiveDoTx(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			hotel := inTx("hotel")
@@ -410,9 +410,9 @@ func TestNothingIsRecordedUntilADoTxHasEnded(t *testing.T) {
 	}
 }
 
-// TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease: two of them, one after the other, would else
-// cost the sagas beside them their holds.
-func TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
+// TestExclusiveDoTxEndsAfterThirdOfLease: otherwise two of them, one after the other, would cost the other sagas
+// their leases.
+func TestExclusiveDoTxEndsAfterThirdOfLease(t *testing.T) {
 	for exclusive, want := range map[bool]time.Duration{true: 3 * time.Second, false: time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newTxMemory(t)
@@ -434,7 +434,7 @@ func TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
 	}
 }
 
-func TestDoTxWhoseStateDoesNotEncodeIsRolledBack(t *testing.T) {
+func TestDoTxWithUnencodableStateIsRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, codec := newTxMemory(t), &fragile{}
 		st := inTx("flight")
@@ -456,7 +456,7 @@ func TestDoTxWhoseStateDoesNotEncodeIsRolledBack(t *testing.T) {
 	})
 }
 
-// A txHeartless store takes no heartbeats and no claims for some time.
+// A txHeartless store fails heartbeats and claims for some time.
 type txHeartless struct {
 	*txMemory
 	until time.Time
@@ -476,8 +476,8 @@ func (h *txHeartless) Claim(ctx context.Context, req store.ClaimRequest) ([]stor
 	return h.txMemory.Claim(ctx, req)
 }
 
-// TestDoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
-func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
+// TestDoTxOfLostSagaIsReported like any other attempt.
+func TestDoTxOfLostSagaIsReported(t *testing.T) {
 	for _, returned := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			memory := newTxMemory(t)
@@ -498,7 +498,8 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 			sg := sequence(st)
 			sg.Codec = &codec
 			var outcomes []string
-			r, _ := observed[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{}, on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }), sg)
+			r, _ := observed[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{},
+				on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }), sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
@@ -508,9 +509,9 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	}
 }
 
-// TestTransactionThatARunnerRollsBackAsItStops has not failed: it counts against no Attempts or UndoAttempts, and
-// the store is well.
-func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
+// TestDoTxRolledBackByStopIsNoAttempt: the transaction has not failed, so it does not count against Attempts or
+// UndoAttempts, and the store is healthy.
+func TestDoTxRolledBackByStopIsNoAttempt(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store, flight, stopped := newTxMemory(t), inTx("flight"), false
@@ -547,7 +548,7 @@ func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 	}
 }
 
-// A slowLoad store takes its time to tell whether a commit has happened.
+// A slowLoad store is slow to return whether a commit has happened.
 type slowLoad struct{ *txMemory }
 
 func (m *slowLoad) Load(ctx context.Context, id string) (store.Record, error) {
@@ -555,8 +556,9 @@ func (m *slowLoad) Load(ctx context.Context, id string) (store.Record, error) {
 	return m.txMemory.Load(ctx, id)
 }
 
-// TestTransactionThatAStepHasEndedIsNotRepeated by the runner after one that stopped meanwhile: it has taken effect.
-func TestTransactionThatAStepHasEndedIsNotRepeated(t *testing.T) {
+// TestTransactionEndedByStepIsNotRepeated: the runner stops, and the next one does not repeat the transaction, which
+// has taken effect.
+func TestTransactionEndedByStepIsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, flight := newTxMemory(t), inTx("flight")
 		fn := flight.DoTx
@@ -573,7 +575,7 @@ func TestTransactionThatAStepHasEndedIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A restarting database begins no transaction for a while.
+// A restarting database rejects BEGIN for some time.
 type restarting struct {
 	*txMemory
 	until time.Time
@@ -586,8 +588,8 @@ func (m *restarting) Begin(ctx context.Context) (*sql.Tx, error) {
 	return m.txMemory.Begin(ctx)
 }
 
-// TestDoTxWaitsForADatabaseThatRestarts: it is not called, which counts against no Attempts.
-func TestDoTxWaitsForADatabaseThatRestarts(t *testing.T) {
+// TestDoTxWaitsForRestartingDatabase: DoTx is not called, which does not count against Attempts.
+func TestDoTxWaitsForRestartingDatabase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &restarting{newTxMemory(t), time.Now().Add(10 * time.Second)}
 		flight := inTx("flight")
@@ -601,7 +603,7 @@ func TestDoTxWaitsForADatabaseThatRestarts(t *testing.T) {
 	})
 }
 
-func TestOwnerThatIsFencedRollsBack(t *testing.T) {
+func TestFencedOwnerRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
 		st := inTx("flight")
@@ -632,7 +634,7 @@ func TestOwnerThatIsFencedRollsBack(t *testing.T) {
 	})
 }
 
-// A txGate gives leases that are already over by the store.s clock.
+// A txGate grants leases that have already expired by the store's clock.
 type txGate struct{ *txMemory }
 
 func (g *txGate) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
@@ -674,8 +676,8 @@ func TestApply(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ops  string
-		want []string // what is applied
-		errs string   // of each: "-" for nil, "u" for undone, "f" for full
+		want []string // the commands that are applied
+		errs string   // the result of each: "-" for nil, "u" for undone, "f" for full
 	}{
 		{"once", "do", []string{"do"}, "-"},
 		{"do again", "do do", []string{"do"}, "--"},
@@ -685,8 +687,8 @@ func TestApply(t *testing.T) {
 		{"do that comes late", "undo do", nil, "-u"},
 		{"do that comes again late", "do undo do", []string{"do", "undo"}, "---"},
 		{"all of it", "undo do undo do", nil, "-u-u"},
-		{"refused for good", "full do do", nil, "fff"},
-		{"undo of what was refused", "full undo do undo", nil, "f-f-"},
+		{"declined", "full do do", nil, "fff"},
+		{"undo of a declined command", "full undo do undo", nil, "f-f-"},
 		{"refused after it was applied", "do full undo", []string{"do", "undo"}, "---"},
 		{"refused after it was undone", "undo full", nil, "-u"},
 	} {
@@ -712,14 +714,14 @@ func TestApply(t *testing.T) {
 			require.Equal(t, append([]string{}, c.want...), l.did())
 		})
 	}
-	t.Run("what fails may come again", func(t *testing.T) {
+	t.Run("a failed command may be repeated", func(t *testing.T) {
 		l, db := newLedger(t)
 		for _, fail := range []error{errDeclined, saga.Permanent(errDeclined), nil} {
 			require.Equal(t, fail, apply(t, db, "1/hotel/do", fail))
 		}
 		require.Equal(t, []string{"do"}, l.did())
 	})
-	t.Run("a refusal that is not recorded is none", func(t *testing.T) {
+	t.Run("a decline that is not recorded is none", func(t *testing.T) {
 		l, db := newLedger(t)
 		l.refuse = 1
 		err := apply(t, db, "1/hotel/do", saga.Declined(errDeclined))
@@ -728,7 +730,7 @@ func TestApply(t *testing.T) {
 		require.NoError(t, apply(t, db, "1/hotel/do", nil))
 		require.Equal(t, []string{"do"}, l.did())
 	})
-	t.Run("an answer that breaks off", func(t *testing.T) {
+	t.Run("a truncated answer", func(t *testing.T) {
 		l, db := newLedger(t)
 		l.rows["  version"], l.broken = "1 1", errDown
 		require.ErrorIs(t, apply(t, db, "1/hotel/do", nil), errDown)
@@ -745,7 +747,7 @@ func TestApply(t *testing.T) {
 	})
 }
 
-// apply applies the command of an id, whose effect ends with err.
+// apply applies the command with an ID. Its function returns err.
 func apply(t *testing.T, db *sql.DB, id string, err error) error {
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: id})
 	if db != nil {
@@ -758,8 +760,8 @@ func apply(t *testing.T, db *sql.DB, id string, err error) error {
 	})
 }
 
-// TestRefusalGivesWayToAnAttemptBesideIt that was applied before it could be recorded.
-func TestRefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
+// TestDeclineYieldsToConcurrentAttempt: the other attempt is applied before the decline is recorded.
+func TestDeclineYieldsToConcurrentAttempt(t *testing.T) {
 	l, db := newLedger(t)
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})
 	require.NoError(t, saga.Apply(ctx, db, func(*sql.Tx) error {
@@ -769,9 +771,9 @@ func TestRefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
 	require.Equal(t, []string{"do"}, l.did())
 }
 
-// TestRefusalThatIsRecordedAgainGivesWay to an attempt that was applied meanwhile: it must not pass for one that took
-// no effect.
-func TestRefusalThatIsRecordedAgainGivesWay(t *testing.T) {
+// TestRepeatedDeclineYieldsToAppliedAttempt: another attempt is applied in between, so the command must not be
+// reported as one that took no effect.
+func TestRepeatedDeclineYieldsToAppliedAttempt(t *testing.T) {
 	l, db := newLedger(t)
 	l.commit = func() error {
 		l.commit, l.rows["1 hotel do"] = nil, "do"
@@ -780,8 +782,8 @@ func TestRefusalThatIsRecordedAgainGivesWay(t *testing.T) {
 	require.NoError(t, apply(t, db, "1/hotel/do", saga.Declined(errDeclined)))
 }
 
-// TestRefusalOfAnAttemptThatIsRepeatedIsForgotten: it was of a statement that the driver had kept too long.
-func TestRefusalOfAnAttemptThatIsRepeatedIsForgotten(t *testing.T) {
+// TestApplyForgetsDeclineOfRepeatedAttempt: the decline came from a stale prepared statement of the driver.
+func TestApplyForgetsDeclineOfRepeatedAttempt(t *testing.T) {
 	_, db := newLedger(t)
 	errs := []error{saga.Declined(&standby.Error{Code: "26000"}), errDeclined}
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})

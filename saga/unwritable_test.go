@@ -15,14 +15,13 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A picky store refuses commits whose state has certain words, and may
-// be out of order.
+// A picky store rejects commits whose state contains certain words, and may be down.
 type picky struct {
 	store.Store
 	words    string
 	noCommit atomic.Bool
 	noWrite  atomic.Bool
-	hangs    atomic.Bool // each commit, until its ctx ends
+	hangs    atomic.Bool // each commit hangs until its ctx is done
 	tries    atomic.Int64
 }
 
@@ -54,7 +53,7 @@ func (p *picky) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Reco
 	return p.Store.Claim(ctx, req)
 }
 
-func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
+func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		sg := sequence(step("flight"), step("hotel"), step("car"))
@@ -64,7 +63,7 @@ func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "the state cannot be recorded: value too long")
-		require.Equal(t, []string{"do flight"}, s.Calls, "the state as it was recorded last")
+		require.Equal(t, []string{"do flight"}, s.Calls, "the last recorded state")
 		require.LessOrEqual(t, time.Since(begun), time.Minute)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -73,7 +72,7 @@ func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 		require.True(t, in.Steps[1].MaybeApplied)
 		require.Equal(t, []string{"created", "step_done flight", "stuck"}, events(t, r, "trip-1"))
 
-		t.Log("it can be taken up again, and turned back")
+		t.Log("the saga can be retried and turned back")
 		store.words = ""
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
 		s, err = result[trip](t.Context(), r, "trip-1")
@@ -82,8 +81,9 @@ func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 	})
 }
 
-// TestCommitThatCannotBeWrittenEndsTheAttemptsBeside the one whose result it had.
-func TestCommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
+// TestUnwritableCommitEndsParallelAttempts: attempts in parallel with the one whose result cannot be committed are
+// canceled.
+func TestUnwritableCommitEndsParallelAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		beside, hotel := step("beside"), step("hotel")
@@ -99,7 +99,7 @@ func TestCommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 	})
 }
 
-func TestCommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
+func TestUnwritableUndoMakesSagaStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
 		sg := sequence(step("flight"), failing("hotel", saga.Declined(errDeclined)))
@@ -113,12 +113,12 @@ func TestCommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	})
 }
 
-// TestSagaThatIsLostIsNotStuck: the answer to its commit comes when the lease is over, and the store
-// then takes commits again. Whether the commit has happened is for the next owner to find out.
-func TestSagaThatIsLostIsNotStuck(t *testing.T) {
+// TestLostSagaIsNotStuck: the answer to a commit arrives after the lease has expired, and the store then accepts
+// commits again. The next owner finds out whether the commit has happened.
+func TestLostSagaIsNotStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
-		down := func() bool { return time.Since(time.Unix(946684800, 0)) < 20*time.Second } // since the test began
+		down := func() bool { return time.Since(time.Unix(946684800, 0)) < 20*time.Second } // since the test started
 		g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 			if down() {
 				return nil, errDown
@@ -148,16 +148,16 @@ func TestSagaThatIsLostIsNotStuck(t *testing.T) {
 	})
 }
 
-func TestStoreThatFailsMakesNoSagaStuck(t *testing.T) {
+func TestStoreErrorMakesNoSagaStuck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		out   func(*picky) *atomic.Bool
 		lasts time.Duration
 		tries int64
 	}{
-		{"for commits, for less than a lease", func(p *picky) *atomic.Bool { return &p.noCommit }, 14 * time.Second, 11},
-		{"for all writes, for an hour", func(p *picky) *atomic.Bool { return &p.noWrite }, time.Hour, 11},
-		{"for a few commits, which take long", func(p *picky) *atomic.Bool { return &p.hangs }, time.Minute, 5},
+		{"commits fail for less than a lease", func(p *picky) *atomic.Bool { return &p.noCommit }, 14 * time.Second, 11},
+		{"all writes fail for an hour", func(p *picky) *atomic.Bool { return &p.noWrite }, time.Hour, 11},
+		{"a few slow commits fail", func(p *picky) *atomic.Bool { return &p.hangs }, time.Minute, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -183,9 +183,9 @@ func TestStoreThatFailsMakesNoSagaStuck(t *testing.T) {
 	}
 }
 
-// TestStoreThatRejectsEveryCommitIsAskedLessAndLess, also for the record that the saga is
-// stuck, which is written once the store is mended. A runner with such a saga stops in time.
-func TestStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
+// TestRejectedCommitsBackOff, including the commit of the status stuck, which succeeds once the store works again. A
+// runner with such a saga stops in time.
+func TestRejectedCommitsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory()}
 		store.noCommit.Store(true)
@@ -210,7 +210,7 @@ func TestStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
 	})
 }
 
-func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
+func TestAbandonEndsSagaOfHungAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
 		hang := step("hotel")
@@ -228,7 +228,8 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		err = operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry})
 		require.ErrorIs(t, err, saga.ErrNotAllowed)
 		require.ErrorContains(t, err, "it is running, held by worker-")
-		require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"}))
+		require.NoError(t, operator.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"}))
 		time.Sleep(time.Minute)
 		close(end)
 		_, err = result[trip](t.Context(), r, "trip-1")
@@ -255,8 +256,8 @@ func (o *overloaded) Claim(ctx context.Context, req store.ClaimRequest) ([]store
 	return o.Store.Claim(ctx, req)
 }
 
-// TestClaimThatFailsClaimsNothing, whatever the store returns with its error.
-func TestClaimThatFailsClaimsNothing(t *testing.T) {
+// TestFailedClaimClaimsNothing, whatever the store returns with its error.
+func TestFailedClaimClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg, g := sequence(step("flight")), &gate{Store: saga.NewMemory()}
 		var claims atomic.Int64
@@ -275,14 +276,14 @@ func TestClaimThatFailsClaimsNothing(t *testing.T) {
 	})
 }
 
-// TestClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease
-// let the store come round.
-func TestClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
+// TestFailedClaimBacksOff, whatever wakes the runner: pauses of up to a LeaseTTL give the store time to recover.
+func TestFailedClaimBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &overloaded{Store: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
 		var told atomic.Pointer[error]
 		sg := sequence(step("flight"))
-		r, stop := observed[trip](t, store, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) }), sg)
+		r, stop := observed[trip](t, store, saga.RunnerConfig{},
+			on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) }), sg)
 		for time.Now().Before(store.until) {
 			r.Wake()
 			time.Sleep(10 * time.Millisecond)
@@ -294,7 +295,7 @@ func TestClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 		claims := store.claims.Load()
 		r.Wake()
 		synctest.Wait()
-		require.Equal(t, claims+1, store.claims.Load(), "at once, since the last has worked")
+		require.Equal(t, claims+1, store.claims.Load(), "immediately, since the last claim succeeded")
 		store.until = time.Now().Add(6 * time.Second)
 		r.Wake()
 		time.Sleep(6 * time.Second)

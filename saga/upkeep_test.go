@@ -16,7 +16,7 @@ import (
 
 var errDisk = errors.New("disk full")
 
-// A neglected store fails in what only the runner itself asks for.
+// A neglected store fails the calls that only the runner itself makes.
 type neglected struct{ store.Store }
 
 func (neglected) Check(context.Context) error                { return errDisk }
@@ -25,8 +25,8 @@ func (neglected) DeleteEnded(context.Context, store.Status, time.Duration, int) 
 	return 0, errDisk
 }
 
-// TestUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
-func TestUpkeepThatFailsIsToldOf(t *testing.T) {
+// TestUpkeepErrorsAreReported, and the sagas end nevertheless.
+func TestUpkeepErrorsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		told := map[string]int{}
@@ -51,7 +51,7 @@ func TestUpkeepThatFailsIsToldOf(t *testing.T) {
 	})
 }
 
-// A tardy store answers one of its calls a second after its ctx has ended.
+// A tardy store answers one of its calls a second after its ctx is done.
 type tardy struct {
 	store.Store
 	call string
@@ -76,8 +76,8 @@ func (s tardy) DeleteEnded(ctx context.Context, _ store.Status, _ time.Duration,
 	return 0, s.do(ctx, "sweep")
 }
 
-// TestCallOfTheStoreThatAStopCutsShortIsNoFailure, and Run does not return before it has.
-func TestCallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
+// TestStoreCallCutShortByStopIsNoFailure checks also that Run waits for the call.
+func TestStoreCallCutShortByStopIsNoFailure(t *testing.T) {
 	for _, call := range []string{"check", "listen", "sweep"} {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -93,22 +93,22 @@ func TestCallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestHeartbeatOfASlowLocalDatabaseIsNoFailure: of another it may be a connection that is half
-// open.
-func TestHeartbeatOfASlowLocalDatabaseIsNoFailure(t *testing.T) {
+// TestSlowLocalHeartbeatIsNoFailure: with another database, the connection may be half open.
+func TestSlowLocalHeartbeatIsNoFailure(t *testing.T) {
 	for exclusive, failures := range map[bool]int64{true: 0, false: 2} {
 		synctest.Test(t, func(t *testing.T) {
 			tx := newTxMemory(t)
 			tx.exclusive = exclusive
 			memory := tx.Store
-			tx.Store = &gate{Store: memory, heartbeat: func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-				select {
-				case <-ctx.Done():
-					return nil, ctx.Err()
-				case <-time.After(4 * time.Second):
-				}
-				return memory.Heartbeat(ctx, req)
-			}}
+			tx.Store = &gate{Store: memory,
+				heartbeat: func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+					select {
+					case <-ctx.Done():
+						return nil, ctx.Err()
+					case <-time.After(4 * time.Second):
+					}
+					return memory.Heartbeat(ctx, req)
+				}}
 			sg := slow(16 * time.Second)
 			r, _ := observed(t, tx, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, silent, sg)
 			mustStart(t, r, sg)
@@ -119,8 +119,8 @@ func TestHeartbeatOfASlowLocalDatabaseIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestHeartbeatThatFindsAnotherOwnerEndsTheAttempt: it does not wait for the end of the lease.
-func TestHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
+// TestHeartbeatWithNewOwnerEndsAttempt does not wait until the lease expires.
+func TestHeartbeatWithNewOwnerEndsAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		g := &gate{Store: saga.NewMemory()}
@@ -143,7 +143,7 @@ func TestHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
 	})
 }
 
-// A brimming store deletes as many as it is asked to, for some times.
+// A brimming store deletes full batches several times.
 type brimming struct {
 	store.Store
 	left []int
@@ -159,8 +159,8 @@ func (b *brimming) DeleteEnded(_ context.Context, status store.Status, _ time.Du
 	return n, nil
 }
 
-// TestSweepGoesOnSoonWhileThereIsMore to delete.
-func TestSweepGoesOnSoonWhileThereIsMore(t *testing.T) {
+// TestRetentionContinuesWithNextBatch soon, while there is more to delete.
+func TestRetentionContinuesWithNextBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &brimming{Store: saga.NewMemory(), left: []int{1e6, 1e6, 1e6, 1, 1}}
 		_, stop := begin(t, b, saga.RunnerConfig{Poll: time.Second, LeaseTTL: 10 * time.Second,
@@ -175,8 +175,8 @@ func TestSweepGoesOnSoonWhileThereIsMore(t *testing.T) {
 	})
 }
 
-// TestRunnerThatStopsDoesNotWaitForTheNextAttempt of a saga that it holds.
-func TestRunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
+// TestStoppingRunnerSkipsNextAttempt does not wait for the next attempt of a saga that it holds.
+func TestStoppingRunnerSkipsNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := failing("flight", errDeclined)
 		slow.Attempts, slow.Backoff = 9, saga.Exponential(8*time.Second, 8*time.Second)
@@ -191,8 +191,7 @@ func TestRunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
 	})
 }
 
-// A childless store does not find the children of a saga that has one that ends, and does not
-// make a parent due.
+// A childless store does not return a saga's children once one has ended, and never makes a parent due.
 type childless struct{ store.Store }
 
 func (c childless) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
@@ -206,8 +205,8 @@ func (childless) Post(context.Context, store.PostRequest) (store.Record, error) 
 	return store.Record{}, errDisk
 }
 
-// TestParentThatIsNotToldLooksByItself: what failed is told of.
-func TestParentThatIsNotToldLooksByItself(t *testing.T) {
+// TestParentPollsWithoutNotification: the failed notification is reported.
+func TestParentPollsWithoutNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var told []string

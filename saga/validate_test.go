@@ -39,7 +39,8 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Saga.Steps is empty`, nil},
 		{`saga.Step "".Name is "": must be 1 to 100 bytes`, with(func(s *saga.Step[trip]) { s.Name = "" })},
 		{`Name is 101 bytes long`, with(func(s *saga.Step[trip]) { s.Name = strings.Repeat("x", 101) })},
-		{`Name is "` + strings.Repeat("/", 100) + `": must be`, with(func(s *saga.Step[trip]) { s.Name = strings.Repeat("/", 100) })},
+		{`Name is "` + strings.Repeat("/", 100) + `": must be`,
+			with(func(s *saga.Step[trip]) { s.Name = strings.Repeat("/", 100) })},
 		{`Name is "a/b": must be`, with(func(s *saga.Step[trip]) { s.Name = "a/b" })},
 		{`Name is "\xff"`, with(func(s *saga.Step[trip]) { s.Name = "\xff" })},
 		{`Name is "b": must be unique`, with(func(s *saga.Step[trip]) { s.Name = "b" })},
@@ -47,31 +48,44 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
 		{`saga.Step "a".Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.DoTx, s.Delay = doTx, 1 })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
-		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
-		{`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a".Do is nil beside DoTx and Child`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Child = nil, nil, doTx, new(saga.Child[trip]) })},
-		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
-		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
+		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`,
+			with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
+		{`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`,
+			with(func(s *saga.Step[trip]) { s.Undo = nil })},
+		{`saga.Step "a".Do is nil beside DoTx and Child`,
+			with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Child = nil, nil, doTx, new(saga.Child[trip]) })},
+		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`,
+			with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
+		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`,
+			with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
-		{`saga.Step "a".Attempts is -2: must be 0 (for 3), more, or Unlimited`, with(func(s *saga.Step[trip]) { s.Attempts = -2 })},
-		{`saga.Step "a".UndoAttempts is -2: must be 0 (for 20), more, or Unlimited`, with(func(s *saga.Step[trip]) { s.UndoAttempts = -2 })},
+		{`saga.Step "a".Attempts is -2: must be 0 (for 3), more, or Unlimited`,
+			with(func(s *saga.Step[trip]) { s.Attempts = -2 })},
+		{`saga.Step "a".UndoAttempts is -2: must be 0 (for 20), more, or Unlimited`,
+			with(func(s *saga.Step[trip]) { s.UndoAttempts = -2 })},
 		{`Delay is -1ns`, with(func(s *saga.Step[trip]) { s.Delay = -1 })},
 		{`Await is 101 bytes long`, with(func(s *saga.Step[trip]) { s.Await = strings.Repeat("x", 101) })},
 		{`AwaitFor is 1ns`, with(func(s *saga.Step[trip]) { s.AwaitFor = 1 })},
 		{`AwaitFor is -1ns`, with(func(s *saga.Step[trip]) { s.Await, s.AwaitFor = "paid", -1 })},
 		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Delay = nil, 1 })},
-		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.UndoTx, s.Delay = nil, nil, doTx, 1 })},
-		{`ReadOnly is true: must be false, or Undo`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.ReadOnly = nil, doTx, true })},
+		{`Undo is set: must be nil without a Do`,
+			with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.UndoTx, s.Delay = nil, nil, doTx, 1 })},
+		{`ReadOnly is true: must be false, or Undo`,
+			with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.ReadOnly = nil, doTx, true })},
 		{`Do is set beside DoTx or Child`, with(func(s *saga.Step[trip]) { s.Child = child })},
 		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do = child, nil })},
-		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
-		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
-		{`Child is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
+		{`Child is set: must be nil with`,
+			with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
+		{`Child is set: must be nil with`,
+			with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
+		{`Child is set: must be nil with`,
+			with(func(s *saga.Step[trip]) { s.Child, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
 		{`Child is without a Saga or a begin`, with(is(saga.ChildOf(nil, beginOne, nil)))},
 		{`Child is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
 		{`Child is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
 		{`Child is without a Saga or a begin`, with(is(saga.ChildrenOf[trip](leaf, nil, nil)))},
-		{`saga.Step "a".Child is one with a pivot: must be one without before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
+		{`saga.Step "a".Child is one with a pivot: must be one without before the pivot`,
+			with(is(saga.ChildOf(pivoted, beginOne, nil)))},
 		{`saga.Step "b".Pivot is true: must be false, as "a" is the pivot`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
@@ -82,7 +96,8 @@ func TestValidateNamesTheField(t *testing.T) {
 			c.Pivot, b.Undo = true, nil
 			return []saga.Step[trip]{a, b, c}
 		}()},
-		{`saga.Step "a".Parallel is true: must be false in the first step`, with(func(s *saga.Step[trip]) { s.Parallel = true })},
+		{`saga.Step "a".Parallel is true: must be false in the first step`,
+			with(func(s *saga.Step[trip]) { s.Parallel = true })},
 		{`saga.Step "b".Pivot is true: must be false in a step that runs beside another`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			b.Pivot, b.Parallel = true, true
@@ -116,14 +131,16 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
-func TestValidateTellsAllAtOnce(t *testing.T) {
+func TestValidateReportsAllErrors(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
 	a.Undo, b.Timeout, c.Undo = nil, -2, nil
-	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none
+	require.EqualError(t, sequence(a, b, c).Validate(),
+		`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none
 saga.Step "b".Timeout is -2ns: must be 0 (for 1m), more, or Unlimited
 saga.Step "c".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
 	b.Timeout, b.Pivot, c.Undo = 0, true, b.Undo
-	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot`)
+	require.EqualError(t, sequence(a, b, c).Validate(),
+		`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot`)
 }
 
 func TestValidateAdmits(t *testing.T) {
@@ -133,9 +150,11 @@ func TestValidateAdmits(t *testing.T) {
 	reads, gate := step("a3"), saga.Step[trip]{Name: strings.Repeat("a", 100), Delay: 1}
 	reads.Undo, reads.ReadOnly, gate.Parallel = nil, true, true
 	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
-	parcel := saga.Step[trip]{Name: "parcel", Child: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
+	parcel := saga.Step[trip]{Name: "parcel",
+		Child: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.NoError(t, sequence(b, parcel).Validate(), "a child with a pivot, behind one")
-	require.EqualError(t, sequence(parcel).Validate(), `saga.Step "parcel".Child is one with a pivot: must be one without before the pivot, and there is none`)
+	require.EqualError(t, sequence(parcel).Validate(),
+		`saga.Step "parcel".Child is one with a pivot: must be one without before the pivot, and there is none`)
 	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel, c), &trip{}), "it needs a Runner")
 
 	for _, tx := range []saga.Step[trip]{{Name: "tx", DoTx: doTx, Undo: a.Undo}, {Name: "tx", Do: a.Do, UndoTx: doTx}} {
@@ -146,7 +165,7 @@ func TestValidateAdmits(t *testing.T) {
 	}
 }
 
-func TestRunnerConfigNamesTheField(t *testing.T) {
+func TestRunnerConfigErrorNamesField(t *testing.T) {
 	for want, cfg := range map[string]saga.RunnerConfig{
 		"saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more":               {LeaseTTL: time.Millisecond},
 		`saga.RunnerConfig.Name is "a\x00": must be`:                                            {Name: "a\x00"},
@@ -155,21 +174,27 @@ func TestRunnerConfigNamesTheField(t *testing.T) {
 		"saga.RunnerConfig.Drain is -1ns: must be 0 (for 10s), more, or None":                   {Drain: saga.Unlimited},
 		"saga.RunnerConfig.MaxTakeovers is -2147483648: must be 0 (for 10), more, or Unlimited": {MaxTakeovers: saga.None},
 		"saga.RunnerConfig.Concurrency is 10001: must be 0 (for 64) to 10000":                   {Concurrency: 10001},
-		"saga.RunnerConfig.Retention.Completed is -1s":                                          {Retention: saga.Retention{Completed: -time.Second}},
-		"saga.RunnerConfig.Retention.Compensated is -1s":                                        {Retention: saga.Retention{Compensated: -time.Second}},
-		"saga.RunnerConfig.Retention.Abandoned is -1s":                                          {Retention: saga.Retention{Abandoned: -time.Second}},
+		"saga.RunnerConfig.Retention.Completed is -1s": {
+			Retention: saga.Retention{Completed: -time.Second},
+		},
+		"saga.RunnerConfig.Retention.Compensated is -1s": {
+			Retention: saga.Retention{Compensated: -time.Second},
+		},
+		"saga.RunnerConfig.Retention.Abandoned is -1s": {
+			Retention: saga.Retention{Abandoned: -time.Second},
+		},
 	} {
 		err := cfg.Validate()
 		require.ErrorContains(t, err, want)
 		require.PanicsWithError(t, err.Error(), func() { saga.NewRunner(saga.NewMemory(), cfg) })
 	}
 	require.NoError(t, saga.RunnerConfig{LeaseTTL: 10 * time.Millisecond, Concurrency: 10000}.Validate())
-	require.PanicsWithError(t, "saga.NewRunner needs a Store, not nil", func() { saga.NewRunner(nil, saga.RunnerConfig{}) })
+	require.PanicsWithError(t, "saga.NewRunner needs a Store, not nil",
+		func() { saga.NewRunner(nil, saga.RunnerConfig{}) })
 }
 
-// FuzzValidate builds a definition from bytes. What Validate admits runs, with
-// every step that may fail failing once, and undoes what it must; what it does
-// not admit is refused with an error that names a step or a field.
+// FuzzValidate builds a definition from bytes. A definition that Validate accepts runs, with every step that may
+// fail failing once, and undoes its steps. Validate rejects others with an error that names a step or a field.
 func FuzzValidate(f *testing.F) {
 	f.Add([]byte{3, 0, 0, 0})
 	f.Add([]byte{4, 1, 2, 4, 8, 16, 32})
@@ -215,7 +240,7 @@ func FuzzValidate(f *testing.F) {
 	})
 }
 
-// counts is how often each step is in effect.
+// counts is the number of times that each step is in effect.
 type counts struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -243,11 +268,12 @@ func counting(name string, refuses bool) saga.Step[counts] {
 
 func isStuck(err error) bool { return errors.Is(err, saga.ErrStuck) }
 
-// TestStepsAreLimited in number: each costs as much as there are.
-func TestStepsAreLimited(t *testing.T) {
+// TestStepCountIsLimited: the cost of each step grows with their number.
+func TestStepCountIsLimited(t *testing.T) {
 	sg := &saga.Saga[trip]{Name: "trip"}
 	for i := range 1000 {
-		sg.Steps = append(sg.Steps, saga.Step[trip]{Name: fmt.Sprint("step-", i), ReadOnly: true, Do: func(context.Context, *trip) error { return nil }})
+		sg.Steps = append(sg.Steps,
+			saga.Step[trip]{Name: fmt.Sprint("step-", i), ReadOnly: true, Do: func(context.Context, *trip) error { return nil }})
 	}
 	require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
 	sg = &saga.Saga[trip]{Name: "trip", Steps: append(sg.Steps, step("other"))}
@@ -255,7 +281,7 @@ func TestStepsAreLimited(t *testing.T) {
 	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps: must have 1000 or fewer (see ChildrenOf)")
 }
 
-func TestDefinitionMayBeRegisteredByTwoAtOnce(t *testing.T) {
+func TestDefinitionIsRegisteredConcurrently(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 	for i := range 500 {
 		sg := sequence(step("flight"))

@@ -13,8 +13,8 @@ import (
 
 var errLost = errors.New("the reply is lost")
 
-// then returns a step whose Do returns each of errs in turn, and the last one forever.
-// It keeps the turn by the calls in the state, since a definition runs several times.
+// then returns a step whose Do returns each of errs in turn, and then the last one each time. It counts the calls in
+// the state, since a definition runs several times.
 func then(name string, errs ...error) saga.Step[trip] {
 	st := step(name)
 	st.Do = func(_ context.Context, s *trip) error {
@@ -30,15 +30,15 @@ func then(name string, errs ...error) saga.Step[trip] {
 	return st
 }
 
-// parts is an error of several parts.
+// parts is an error with several parts.
 type parts []error
 
 func (parts) Error() string     { return "parts" }
 func (p parts) Unwrap() []error { return p }
 
-// TestVoidSettlesEveryAttempt: what is in doubt after a lost reply takes no effect any
-// more, so a step need not be undone, and a pivot without Undo turns back.
-func TestVoidSettlesEveryAttempt(t *testing.T) {
+// TestDeclinedSettlesEarlierAttempts: after a lost reply, a decline means that no attempt takes effect any more. The
+// step is not undone, and a pivot without Undo turns back.
+func TestDeclinedSettlesEarlierAttempts(t *testing.T) {
 	void := saga.Declined(errDeclined)
 	for _, c := range []struct {
 		name    string
@@ -49,9 +49,9 @@ func TestVoidSettlesEveryAttempt(t *testing.T) {
 		{"wrapped", fmt.Errorf("bank: %w", void), true},
 		{"in a Permanent", saga.Permanent(void), true},
 		{"twice", errors.Join(void, fmt.Errorf("b: %w", void)), true},
-		{"in doubt, whatever is inside", saga.MaybeApplied(void), false},
-		{"beside a timeout", errors.Join(void, context.DeadlineExceeded), false},
-		{"beside a refusal", errors.Join(void, refusal{}), false},
+		{"in doubt, whatever it wraps", saga.MaybeApplied(void), false},
+		{"joined with a timeout", errors.Join(void, context.DeadlineExceeded), false},
+		{"joined with a refusal", errors.Join(void, refusal{}), false},
 		{"of no parts", saga.Permanent(parts(nil)), false},
 		{"of a child", &saga.Error{Status: saga.Compensated, Err: void}, false},
 	} {
@@ -79,5 +79,5 @@ func TestVoidSettlesEveryAttempt(t *testing.T) {
 	}
 	require.NoError(t, saga.Declined(nil))
 	require.False(t, saga.IsDeclined(nil))
-	require.False(t, saga.IsDeclined(saga.Declined(refusal{})), "it is tried again")
+	require.False(t, saga.IsDeclined(saga.Declined(refusal{})), "the step is retried")
 }

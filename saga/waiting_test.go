@@ -12,8 +12,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestUndoThatFailedDoesNotWaitForChildren that an operator must mend first.
-func TestUndoThatFailedDoesNotWaitForChildren(t *testing.T) {
+// TestFailedUndoDoesNotWaitForChildren: an operator must resolve the failed Undo first.
+func TestFailedUndoDoesNotWaitForChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
 		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Declined(errDeclined))
@@ -39,15 +39,16 @@ func TestUndoThatFailedDoesNotWaitForChildren(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensating, in.Status, "the child is stuck")
 		clear(w.fail)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
+			saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})
 }
 
-// TestChildrenEndBesideALongWait: the parent takes their end in at once, is written back once,
-// and costs no more for as long as the other step waits.
-func TestChildrenEndBesideALongWait(t *testing.T) {
+// TestChildrenEndDuringParallelWait: the parent records the end of its children immediately, is parked once, and
+// costs nothing more while the other step waits.
+func TestChildrenEndDuringParallelWait(t *testing.T) {
 	for name, beside := range map[string]saga.Step[trip]{
 		"delay": {Name: "beside", Delay: 10 * time.Minute},
 		"backoff": {Name: "beside", Undo: note("", nil), Backoff: func(int) time.Duration { return 10 * time.Minute },
@@ -80,9 +81,9 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 	}
 }
 
-// TestChildrenThatHaveEndedHastenNoRetry: the parent could not take their end in, and waits for
-// its next attempt, and for a signal beside it.
-func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
+// TestEndedChildrenHastenNoRetry: the parent failed to record the end of its children. It waits for its next
+// attempt, and for a signal in parallel.
+func TestEndedChildrenHastenNoRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 1
 		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildOf((&warehouse{}).parcel(),
@@ -106,8 +107,7 @@ func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
 	})
 }
 
-// A limited store counts the commits of the order, and calls end, and fails them, when there
-// are too many.
+// A limited store counts the commits of the order. If there are too many, it calls end and fails them.
 type limited struct {
 	store.Store
 	writes, most int
@@ -118,15 +118,15 @@ func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 	if req.ID == "order-1" {
 		if s.writes++; s.writes > s.most {
 			s.end()
-			time.Sleep(time.Second) // a runner that goes round and round would let no time pass
+			time.Sleep(time.Second) // in a busy loop of a runner, no virtual time would pass
 		}
 	}
 	return s.Store.Commit(ctx, req)
 }
 
-// TestRetryAfterOfTenYearsCountsAsAnHour behind the pivot and of an Undo, where the saga would
-// sleep for as long and nobody would be told.
-func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
+// TestRetryAfterIsCappedAtOneHour, also after the pivot and for an Undo: a saga that sleeps for years would not be
+// reported.
+func TestRetryAfterIsCappedAtOneHour(t *testing.T) {
 	tenYears := func() error { return hint{after: 10 * 365 * 24 * time.Hour} }
 	charge := saga.Step[trip]{Name: "charge", Pivot: true, Do: func(context.Context, *trip) error { return nil }}
 	for name, steps := range map[string]func(once func() error) []saga.Step[trip]{
@@ -135,7 +135,8 @@ func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
 		},
 		"an Undo": func(once func() error) []saga.Step[trip] {
 			return []saga.Step[trip]{
-				{Name: "flight", Do: func(context.Context, *trip) error { return nil }, Undo: func(context.Context, *trip) error { return once() }},
+				{Name: "flight", Do: func(context.Context, *trip) error { return nil },
+					Undo: func(context.Context, *trip) error { return once() }},
 				{Name: "hotel", ReadOnly: true, Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }},
 			}
 		},

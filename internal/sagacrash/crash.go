@@ -16,15 +16,13 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Crashes runs the crash matrix on a store: sagas of every shape, whose process stops
-// before or after each of its writes, and which another process finishes. It checks that
-// each saga ends as it does without the crash, that every step has taken effect once or
-// not at all, that no Do begins after the saga has turned back, and that the log has no
-// gap.
+// Crashes runs the crash matrix on a store: sagas of every shape, whose process stops before or after each of its
+// writes, and which another process finishes. It checks that each saga ends as it does without the crash, that every
+// step took effect once or not at all, that no Do starts after the saga has turned back, and that the log has no gap.
 //
-// newStore is called once. The cases run concurrently, each with a definition of its own.
-// In a bubble of testing/synctest they take no time. shapes selects some of the shapes,
-// and none means all of them: "chain", "declined", "in doubt", "diamond", "diamond
+// newStore is called once. The cases run concurrently, each with its own definition. In a bubble of testing/synctest
+// they take no time. shapes selects some of the shapes, and none means all of them:
+// "chain", "declined", "in doubt", "diamond", "diamond
 // declined", "pivot", "parked", "refused by a policy", "undo refused by a
 // policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
 // "children", "children turned back", "children declined", "transactions", "transactions declined".
@@ -58,8 +56,8 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 	t.Logf("%d crashes", cases)
 }
 
-// selected returns the scenarios of some shapes, or all. A shape that does not exist is an error:
-// its crashes would seem to be tested.
+// selected returns the scenarios of some shapes, or all. An unknown shape is an error, since its crashes would seem
+// to be tested.
 func selected(all []scenario, shapes []string) (list []scenario, err error) {
 	if len(shapes) == 0 {
 		return all, nil
@@ -79,10 +77,10 @@ type scenario struct {
 	name  string
 	end   store.Status
 	steps func(*side) []saga.Step[notes]
-	done  []string // the steps that are in effect in the end
+	done  []string // the steps that are in effect at the end
 }
 
-// notes is the state. Each step writes to it.
+// notes is the state, to which each step writes.
 type notes struct{ By map[string]string }
 
 func scenarios(st store.Store) []scenario {
@@ -175,15 +173,15 @@ type trial struct {
 	id    string
 	sc    scenario
 	store store.Store
-	at    int // the number of the write at which the process crashes; zero for none
+	at    int // the number of the write at which the process crashes; zero means no crash
 	after bool
 	died  chan struct{}
 
 	mu     sync.Mutex
 	n      int             // writes of the first process
-	dead   bool            // it has crashed
-	turned bool            // compensating is recorded
-	effect map[string]bool // of the steps, now
+	dead   bool            // the first process has crashed
+	turned bool            // "compensating" is recorded
+	effect map[string]bool // the steps that are in effect now
 	undone map[string]bool // the steps whose late Do is declined
 	calls  map[string]int  // of Do, by step
 }
@@ -230,7 +228,7 @@ func (tr *trial) run() {
 	}
 	wg.Go(func() { _ = second.runner.Run(ctx) })
 	if err != nil {
-		// A caller that does not know whether the saga exists starts it again.
+		// A caller that does not know whether the saga exists repeats Start.
 		if _, err := saga.Register(second.runner, second.saga).Start(ctx, tr.id, notes{}); err != nil {
 			tr.errorf("start again: %v", err)
 			return
@@ -299,8 +297,7 @@ func (tr *trial) check(ctx context.Context, s *side, err error) {
 	s.checkTx(ctx, in)
 }
 
-// A side is one of the two processes. The first one crashes, and then neither writes nor
-// does anything.
+// A side is one of the two processes. After the first one has crashed, it has no effects any more.
 type side struct {
 	tr     *trial
 	first  bool
@@ -316,7 +313,7 @@ func (tr *trial) newSide(first bool) *side {
 	}
 	s.runner = saga.NewRunner(st, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: saga.None,
-		MaxTakeovers: saga.Unlimited, // on a slow machine a lease may run out without a crash
+		MaxTakeovers: saga.Unlimited, // on a slow machine, a lease may expire without a crash
 	})
 	s.runner.Observe(func(context.Context, saga.Event) {}) // the failures are intended
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
@@ -324,8 +321,7 @@ func (tr *trial) newSide(first bool) *side {
 	return s
 }
 
-// enter locks the trial for the effect of a step. It returns errCrashed on the side that
-// has crashed.
+// enter locks the trial for the effect of a step. It returns errCrashed if the side has crashed.
 func (s *side) enter() (leave func(), err error) {
 	s.tr.mu.Lock()
 	if s.first && s.tr.dead {
@@ -339,8 +335,7 @@ func (s *side) step(name string) saga.Step[notes] {
 	return saga.Step[notes]{
 		Name:    name,
 		Backoff: func(int) time.Duration { return time.Millisecond },
-		// On a slow machine a lease may run out again and again, and each time costs an
-		// attempt.
+		// On a slow machine, a lease may expire repeatedly, and each time costs an attempt.
 		Attempts: saga.Unlimited, UndoAttempts: saga.Unlimited,
 		Do: func(ctx context.Context, n *notes) error {
 			leave, err := s.enter()
@@ -373,7 +368,7 @@ func (s *side) step(name string) saga.Step[notes] {
 	}
 }
 
-// failing returns a step that takes no effect.
+// failing returns a step that fails without effect.
 func (s *side) failing(name string, err error) saga.Step[notes] {
 	st := s.step(name)
 	st.Do = func(context.Context, *notes) error {
@@ -400,7 +395,7 @@ func (s *side) signaling(name, signal string) saga.Step[notes] {
 	return st
 }
 
-// child returns a step that is a saga with these steps, and passes its state to and fro.
+// child returns a step whose child saga has these steps. The state is passed to the child and back.
 func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 	child := &saga.Saga[notes]{Name: s.tr.id + " child", Steps: steps}
 	return saga.Step[notes]{Name: "child", Child: saga.ChildOf(child,
@@ -425,8 +420,8 @@ func (s *side) losing(name string) saga.Step[notes] {
 	return st
 }
 
-// heldBack returns a step that a policy refuses, twice before its Do is called and twice
-// before its Undo. It is parked meanwhile.
+// heldBack returns a step that a policy refuses twice before Do and twice before Undo. The saga is parked during the
+// pauses.
 func (s *side) heldBack(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts, st.UndoAttempts = 1, 1
@@ -450,13 +445,13 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 	return st
 }
 
-// A refusal is the error of a policy that has not made the call.
+// A refusal is the error of a policy that refused the call.
 type refusal struct{}
 
 func (refusal) Error() string { return "refused by a policy" }
 func (refusal) Refused() bool { return true }
 
-// twice returns a step that fails two times before it works.
+// twice returns a step that fails twice before it succeeds.
 func (s *side) twice(name string) saga.Step[notes] {
 	st := s.step(name)
 	do := st.Do
@@ -483,8 +478,7 @@ func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
 	return []saga.Step[notes]{a, b, c, last}
 }
 
-// inTx returns a step that takes effect in the store's own database: it inserts another
-// saga, which has ended already.
+// inTx returns a step that takes effect in the store's database: it inserts another saga, which has already ended.
 func (s *side) inTx(name string) saga.Step[notes] {
 	mark := func(ctx context.Context, tx *sql.Tx) error {
 		leave, err := s.enter()
@@ -506,8 +500,7 @@ func (s *side) inTx(name string) saga.Step[notes] {
 	return saga.Step[notes]{
 		Name:    name,
 		Backoff: func(int) time.Duration { return time.Millisecond },
-		// On a slow machine a lease may run out again and again, and each time costs an
-		// attempt.
+		// On a slow machine, a lease may expire repeatedly, and each time costs an attempt.
 		Attempts: saga.Unlimited, UndoAttempts: saga.Unlimited,
 		DoTx: func(ctx context.Context, tx *sql.Tx, n *notes) error {
 			if n.By == nil {
@@ -542,8 +535,8 @@ type process struct {
 	s *side
 }
 
-// write makes one write, at which the first process may crash. Writes that are under way
-// at the time of a crash may happen, but their results are dropped.
+// write makes one write, at which the first process may crash. Writes in progress at the time of a crash may
+// succeed, but their results are dropped.
 func (p *process) write(kind string, fn func() error) error {
 	tr := p.s.tr
 	if !p.s.first {
@@ -596,7 +589,7 @@ func (p *process) Start(ctx context.Context, req store.StartRequest) (rec store.
 }
 
 func (p *process) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	// A claim that finds nothing writes nothing, and is no place to crash at.
+	// A claim that finds nothing writes nothing, so the process does not crash at it.
 	if err := p.read(); err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCrashesKnowsItsShapes(t *testing.T) {
+func TestCrashesRejectsUnknownShapes(t *testing.T) {
 	all := []scenario{{name: "chain"}, {name: "pivot"}}
 	list, err := selected(all, []string{"pivot"})
 	require.NoError(t, err)

@@ -17,16 +17,17 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// TestCommandsOfASaga answers the Do of a step with each code, and the Undo with NotFound,
-// and looks at what the saga makes of it.
-func TestCommandsOfASaga(t *testing.T) {
+// TestSagaCommands answers the Do of a step with each code, and its Undo with NotFound, and checks what the saga
+// does.
+func TestSagaCommands(t *testing.T) {
 	const (
-		aborted = "aborted"          // at once, undone
+		aborted = "aborted"          // immediately, undone
 		doubted = "tried and undone" // three times, then undone
 	)
 	for code, want := range map[codes.Code]string{
 		codes.InvalidArgument: aborted, codes.NotFound: aborted, codes.PermissionDenied: aborted,
-		codes.Unauthenticated: aborted, codes.FailedPrecondition: aborted, codes.OutOfRange: aborted, codes.Unimplemented: aborted,
+		codes.Unauthenticated: aborted, codes.FailedPrecondition: aborted, codes.OutOfRange: aborted,
+		codes.Unimplemented: aborted,
 		codes.AlreadyExists: aborted, codes.DataLoss: aborted,
 		codes.Canceled: doubted, codes.Unknown: doubted, codes.DeadlineExceeded: doubted, codes.ResourceExhausted: doubted,
 		codes.Aborted: doubted, codes.Internal: doubted, codes.Unavailable: doubted,
@@ -54,29 +55,31 @@ func TestCommandsOfASaga(t *testing.T) {
 			require.Equal(t, map[string][]string{aborted: {do, undo}, doubted: {do, do, do, undo}}[want], keys)
 		})
 	}
-	for _, id := range []string{"42", "orders/do"} { // these are of no Undo
-		require.Error(t, sagagrpc.Result(saga.WithCommand(t.Context(), saga.Command{ID: id}), status.Error(codes.NotFound, "on purpose")))
+	for _, id := range []string{"42", "orders/do"} { // of no Undo
+		require.Error(t, sagagrpc.Result(saga.WithCommand(t.Context(), saga.Command{ID: id}),
+			status.Error(codes.NotFound, "on purpose")))
 	}
 	require.NoError(t, sagagrpc.Result(t.Context(), nil))
 	refused := fmt.Errorf("hotels: %w", breaker.ErrOpen)
 	require.Equal(t, refused, sagagrpc.Result(t.Context(), refused))
 }
 
-func TestACommandNeedsAKey(t *testing.T) {
-	for _, md := range []metadata.MD{nil, metadata.Pairs("idempotency-key", "42"), metadata.Pairs("idempotency-key", "a/b/c/do", "idempotency-key", "a/b/d/do")} {
+func TestCommandNeedsKey(t *testing.T) {
+	for _, md := range []metadata.MD{nil, metadata.Pairs("idempotency-key", "42"),
+		metadata.Pairs("idempotency-key", "a/b/c/do", "idempotency-key", "a/b/d/do")} {
 		_, err := sagagrpc.Context(metadata.NewIncomingContext(t.Context(), md))
 		require.Equal(t, codes.InvalidArgument, status.Code(err))
 	}
 }
 
-// lost is an answer that is worth another attempt, as that of a lost deadlock is.
+// lost is a retryable answer, like a deadlock error.
 type lost struct{}
 
 func (lost) Error() string   { return "lost" }
 func (lost) Answered() bool  { return true }
 func (lost) Retryable() bool { return true }
 
-func TestErrorHasACode(t *testing.T) {
+func TestErrorCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want codes.Code
@@ -94,9 +97,11 @@ func TestErrorHasACode(t *testing.T) {
 	}
 }
 
-// TestAVoidCrossesTheNetwork, and nothing else is taken for one.
-func TestAVoidCrossesTheNetwork(t *testing.T) {
-	other, err := status.New(codes.FailedPrecondition, "full").WithDetails(&errdetails.ErrorInfo{Reason: "COMMAND_DECLINED", Domain: "hotels.example"})
+// TestDeclinedCrossesNetwork checks that a Declined error remains one over the network, and that no other error
+// becomes one.
+func TestDeclinedCrossesNetwork(t *testing.T) {
+	other, err := status.New(codes.FailedPrecondition,
+		"full").WithDetails(&errdetails.ErrorInfo{Reason: "COMMAND_DECLINED", Domain: "hotels.example"})
 	require.NoError(t, err)
 	for _, c := range []struct {
 		err  error
@@ -113,9 +118,8 @@ func TestAVoidCrossesTheNetwork(t *testing.T) {
 	}
 }
 
-// TestAPivotThatIsRefusedForGood: the reply to the first attempt is lost, and the next one
-// is declined.
-func TestAPivotThatIsRefusedForGood(t *testing.T) {
+// TestPivotDeclinedAfterLostReply loses the reply to the first attempt of a pivot. The second attempt is declined.
+func TestPivotDeclinedAfterLostReply(t *testing.T) {
 	undone, calls := 0, 0
 	order := &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{{
 		Name: "stock",
@@ -138,10 +142,12 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 	require.Equal(t, 1, undone)
 }
 
-// A key that the ctx has is kept, as in sagahttp: a server that gets two takes none.
-func TestACommandIsSentWithOneKey(t *testing.T) {
+// TestCommandIsSentWithOneKey checks that a key in the ctx is sent unchanged, as in sagahttp: a server accepts no
+// command with two keys.
+func TestCommandIsSentWithOneKey(t *testing.T) {
 	const id = "a/b/c/do"
-	ctx := saga.WithCommand(metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "a/b/d/do"), saga.Command{ID: id})
+	ctx := saga.WithCommand(metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "a/b/d/do"),
+		saga.Command{ID: id})
 	require.NoError(t, sagagrpc.Send(ctx, func(ctx context.Context) error {
 		md, _ := metadata.FromOutgoingContext(ctx)
 		require.Equal(t, []string{"a/b/d/do"}, md.Get("idempotency-key"))

@@ -13,9 +13,9 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 )
 
-// TestRefusalSaysNothingOfWhatWasSentBefore: a policy does not let the request pass to which the
-// answer has redirected.
-func TestRefusalSaysNothingOfWhatWasSentBefore(t *testing.T) {
+// TestRefusedRedirectMayHaveApplied: a policy refuses the request to which the response redirects. The first request
+// was sent.
+func TestRefusedRedirectMayHaveApplied(t *testing.T) {
 	for path, refunds := range map[string]int64{"/done": 1, "/refused": 0} {
 		t.Run(path, func(t *testing.T) {
 			var refunded atomic.Int64

@@ -26,12 +26,12 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 )
 
-// TestCommandsOfASaga sends the commands of a saga whose second step gets each status, and
-// looks at what the saga makes of it: whether it tried again, and whether it undid.
-func TestCommandsOfASaga(t *testing.T) {
+// TestSagaCommands sends the commands of a saga whose second step receives each status, and checks whether the saga
+// retries it and undoes it.
+func TestSagaCommands(t *testing.T) {
 	const (
 		done    = "done"
-		aborted = "aborted"          // at once, undone
+		aborted = "aborted"          // immediately, undone
 		doubted = "tried and undone" // three times, then undone
 	)
 	for status, want := range map[int]string{
@@ -85,8 +85,8 @@ func TestCommandsOfASaga(t *testing.T) {
 	}
 }
 
-// TestVoidIsADeclineThatSaysSo: the server has recorded that it declines the command.
-func TestVoidIsADeclineThatSaysSo(t *testing.T) {
+// TestDeclinedFieldMarksDecline: with the field, the server reports that it has recorded its decline of the command.
+func TestDeclinedFieldMarksDecline(t *testing.T) {
 	for status, want := range map[int]bool{
 		400: true, 402: true, 404: true, 410: true, 422: true, 501: true,
 		304: false, 408: false, 409: false, 425: false, 429: false, 500: false, 503: false,
@@ -98,8 +98,8 @@ func TestVoidIsADeclineThatSaysSo(t *testing.T) {
 	}
 }
 
-// An Undo is done where there is nothing to undo, and nowhere else.
-func TestOutcomeOfAnUndo(t *testing.T) {
+// TestUndoResult checks that an Undo succeeds if there is nothing to undo, and that a Do does not.
+func TestUndoResult(t *testing.T) {
 	for status, done := range map[int]bool{200: true, 404: true, 410: true, 400: false, 409: false, 500: false} {
 		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/undo"})
 		req, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://a/", nil)
@@ -107,8 +107,9 @@ func TestOutcomeOfAnUndo(t *testing.T) {
 		err = sagahttp.Result(&http.Response{StatusCode: status, Request: req}, nil)
 		require.Equal(t, done, err == nil, status)
 	}
-	for _, id := range []string{"42", "orders/do", strings.Repeat("a", 201) + "/b/c/do"} { // these are of no Undo
-		req, err := http.NewRequestWithContext(saga.WithCommand(t.Context(), saga.Command{ID: id}), http.MethodPost, "http://a/", nil)
+	for _, id := range []string{"42", "orders/do", strings.Repeat("a", 201) + "/b/c/do"} { // of no Undo
+		req, err := http.NewRequestWithContext(saga.WithCommand(t.Context(), saga.Command{ID: id}), http.MethodPost,
+			"http://a/", nil)
 		require.NoError(t, err)
 		require.Error(t, sagahttp.Result(&http.Response{StatusCode: http.StatusNotFound, Request: req}, nil), id)
 	}
@@ -118,13 +119,13 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// closing is an empty body that counts how often it is closed.
+// closing is an empty body that counts the calls to Close.
 type closing struct{ n *atomic.Int32 }
 
 func (closing) Read([]byte) (int, error) { return 0, io.EOF }
 func (c closing) Close() error           { c.n.Add(1); return nil }
 
-func TestCommandKeepsAKeyOfItsOwn(t *testing.T) {
+func TestCommandKeepsGivenKey(t *testing.T) {
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://a/", nil)
 	require.NoError(t, err)
@@ -141,9 +142,10 @@ func TestCommandKeepsAKeyOfItsOwn(t *testing.T) {
 	require.EqualValues(t, 2, closed.Load())
 }
 
-// TestRequestWithoutAHeader is one that no constructor has made, which http.Client takes.
+// TestRequestWithoutAHeader sends a request that was not made by http.NewRequest. An http.Client accepts it.
 func TestRequestWithoutAHeader(t *testing.T) {
-	req := (&http.Request{URL: &url.URL{Scheme: "http", Host: "a"}}).WithContext(saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"}))
+	req := (&http.Request{URL: &url.URL{Scheme: "http", Host: "a"}}).WithContext(saga.WithCommand(t.Context(),
+		saga.Command{ID: "a/b/c/do"}))
 	require.NoError(t, sagahttp.Send(&http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 		require.Equal(t, "a/b/c/do", r.Header.Get("Idempotency-Key"))
 		return &http.Response{StatusCode: 200, Body: http.NoBody, Request: r}, nil
@@ -151,8 +153,8 @@ func TestRequestWithoutAHeader(t *testing.T) {
 	require.Nil(t, req.Header)
 }
 
-// TestCommandThatIsRefusedIsNoAttempt: the breaker's error remains a refusal.
-func TestCommandThatIsRefusedIsNoAttempt(t *testing.T) {
+// TestRefusedCommandIsNoAttempt checks that a breaker's error remains a refusal.
+func TestRefusedCommandIsNoAttempt(t *testing.T) {
 	b := breaker.New(breaker.Config{})
 	b.ForceOpen(nil)
 	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1", nil)
@@ -162,9 +164,8 @@ func TestCommandThatIsRefusedIsNoAttempt(t *testing.T) {
 	require.Empty(t, req.Header, "no command, no key, and the request is the caller's")
 }
 
-// TestRequestThatCouldNotBeMadeIsNotTriedAgain: the Transport says that of its own accord, and
-// nobody else does.
-func TestRequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
+// TestInvalidRequestIsNotRetried checks that only this module's Transport marks an invalid request as final.
+func TestInvalidRequestIsNotRetried(t *testing.T) {
 	errOnce := errors.New("for a moment")
 	for name, c := range map[string]struct {
 		policies, prepare bool
@@ -175,7 +176,10 @@ func TestRequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
 		"WithoutTransport": {false, false, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+			server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				_,
+					_ = io.Copy(io.Discard, r.Body)
+			}))
 			defer server.Close()
 			attempts, undone := 0, 0
 			client := server.Client()
@@ -213,7 +217,7 @@ func TestRequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-func TestHandlerNeedsACommand(t *testing.T) {
+func TestHandlerNeedsCommand(t *testing.T) {
 	for _, key := range []string{"", "42", "a/b/c/d", "orders/do", strings.Repeat("a", 201) + "/b/c/undo"} {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set("Idempotency-Key", key)
@@ -223,27 +227,27 @@ func TestHandlerNeedsACommand(t *testing.T) {
 	}
 }
 
-// endless is a refusal that asks to come back when no time is long enough.
+// endless is a refusal with the longest RetryAfter.
 type endless struct{}
 
 func (endless) Error() string             { return "endless" }
 func (endless) Refused() bool             { return true }
 func (endless) RetryAfter() time.Duration { return math.MaxInt64 }
 
-// lost is an answer that is worth another attempt, as that of a lost deadlock is.
+// lost is a retryable answer, like a deadlock error.
 type lost struct{}
 
 func (lost) Error() string   { return "lost" }
 func (lost) Answered() bool  { return true }
 func (lost) Retryable() bool { return true }
 
-// A connector's transactions fail with an error.
+// A connector's transactions fail with its error.
 type connector struct{ err error }
 
 func (c connector) Connect(context.Context) (driver.Conn, error) { return nil, c.err }
 func (connector) Driver() driver.Driver                          { return nil }
 
-func TestAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
+func TestHandlerDeclinesFinalAnswers(t *testing.T) {
 	for err, want := range map[error]int{
 		resilience.Answer(errors.New("full")): http.StatusUnprocessableEntity,
 		lost{}:                                http.StatusInternalServerError,
@@ -259,7 +263,7 @@ func TestAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
 	}
 }
 
-func TestCommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
+func TestRetryAfterFieldIsCapped(t *testing.T) {
 	db := sql.OpenDB(connector{endless{}})
 	defer db.Close()
 	r := httptest.NewRequest(http.MethodPost, "/", nil)

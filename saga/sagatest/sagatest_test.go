@@ -20,13 +20,13 @@ import (
 	"github.com/go-resilience/resilience/saga/sagatest"
 )
 
-// A hotel is a participant, each of whose virtues can be switched off.
+// A hotel is a participant. Each of its guarantees can be disabled.
 type hotel struct {
-	mu       sync.Mutex      // of seen and rooms: steps run beside each other
+	mu       sync.Mutex      // guards seen and rooms, since steps run in parallel
 	seen     map[string]bool // command ids
 	rooms    map[string]bool // booked, by saga and step
 	once     bool            // it applies a command once
-	barrier  bool            // it refuses a Do that arrives after its Undo
+	barrier  bool            // it declines a Do that arrives after its Undo
 	tolerant bool            // it accepts an Undo without a Do
 }
 
@@ -82,7 +82,7 @@ func newHotel() *hotel {
 	return &hotel{seen: make(map[string]bool), rooms: make(map[string]bool), once: true, barrier: true, tolerant: true}
 }
 
-// A recorder is a testing.TB that keeps the errors.
+// A recorder is a testing.TB that records the errors.
 type recorder struct {
 	testing.TB
 	mu   sync.Mutex
@@ -127,7 +127,8 @@ func TestCheckFindsBadSteps(t *testing.T) {
 	}{
 		{"nothing goes wrong: Do of key again: no room left", func(h *hotel) { h.once = false }},
 		{"key is undone and was never done: Undo of key: no such booking", func(h *hotel) { h.tolerant = false }},
-		{"key is undone and was never done: the Do of key that comes after its Undo must be declined", func(h *hotel) { h.barrier = false }},
+		{"key is undone and was never done: the Do of key that comes after its Undo must be declined",
+			func(h *hotel) { h.barrier = false }},
 	} {
 		h := newHotel()
 		c.wrong(h)
@@ -137,7 +138,7 @@ func TestCheckFindsBadSteps(t *testing.T) {
 	}
 }
 
-// TestCheckRunsStepsOfEveryKind has a read-only step, a DoTx, and a step after the pivot.
+// TestCheckRunsStepsOfEveryKind checks a read-only step, a DoTx, and a step after the pivot.
 func TestCheckRunsStepsOfEveryKind(t *testing.T) {
 	h := newHotel()
 	step := func(name string) saga.Step[state] {
@@ -162,7 +163,7 @@ func TestCheckRunsStepsOfEveryKind(t *testing.T) {
 	require.Empty(t, runs[1].InEffect)
 }
 
-func TestCheckEndsThoughAStepIsRefusedForGood(t *testing.T) {
+func TestCheckEndsIfStepIsAlwaysRefused(t *testing.T) {
 	sg := newHotel().saga()
 	sg.Steps[1].Do = func(context.Context, *state) error { return refusedForGood{} }
 	r := &recorder{TB: t}
@@ -175,7 +176,7 @@ type refusedForGood struct{}
 func (refusedForGood) Error() string { return "refused" }
 func (refusedForGood) Refused() bool { return true }
 
-func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
+func TestCheckFindsLossyState(t *testing.T) {
 	nothing := func(context.Context, *odd) error { return nil }
 	sg := &saga.Saga[odd]{Name: "odd", Steps: []saga.Step[odd]{{Name: "a", Do: nothing, Undo: nothing}}}
 	r := &recorder{TB: t}
@@ -187,7 +188,7 @@ func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
 	require.Contains(t, r.errs[0], `does not come back from its Codec as it was: <nil>, "full" and then "empty"`)
 }
 
-// anyOrder is a Codec that writes a map in any order.
+// anyOrder is a Codec that encodes a map in random order.
 type anyOrder struct{}
 
 func (anyOrder) Encode(s *map[int]int) ([]byte, error) {
@@ -200,9 +201,10 @@ func (anyOrder) Decode(data []byte, s *map[int]int) error {
 	return gob.NewDecoder(bytes.NewReader(data)).Decode(s)
 }
 
-func TestCheckAdmitsACodecThatWritesInAnyOrder(t *testing.T) {
+func TestCheckAcceptsUnorderedCodec(t *testing.T) {
 	nothing := func(context.Context, *map[int]int) error { return nil }
-	sg := &saga.Saga[map[int]int]{Name: "map", Codec: anyOrder{}, Steps: []saga.Step[map[int]int]{{Name: "a", ReadOnly: true, Do: nothing}}}
+	sg := &saga.Saga[map[int]int]{Name: "map", Codec: anyOrder{},
+		Steps: []saga.Step[map[int]int]{{Name: "a", ReadOnly: true, Do: nothing}}}
 	sagatest.Check(t, sg, func() *map[int]int {
 		s := make(map[int]int)
 		for i := range 100 {
@@ -212,7 +214,7 @@ func TestCheckAdmitsACodecThatWritesInAnyOrder(t *testing.T) {
 	})
 }
 
-func TestCheckStopsAtAnInvalidDefinition(t *testing.T) {
+func TestCheckRejectsInvalidDefinition(t *testing.T) {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {
@@ -226,7 +228,7 @@ func TestCheckStopsAtAnInvalidDefinition(t *testing.T) {
 
 type odd struct{ F func() }
 
-// forgetful is a Codec that loses the state.
+// A forgetful Codec loses the state.
 type forgetful struct{}
 
 func (forgetful) Encode(s *odd) ([]byte, error) {
@@ -238,8 +240,8 @@ func (forgetful) Encode(s *odd) ([]byte, error) {
 
 func (forgetful) Decode([]byte, *odd) error { return nil }
 
-// TestCheckLeavesOutWhatWaits: a Delay, an Await and children need no runner here.
-func TestCheckLeavesOutWhatWaits(t *testing.T) {
+// TestCheckSkipsWaits: Check needs no runner for a Delay, an Await or children.
+func TestCheckSkipsWaits(t *testing.T) {
 	h := newHotel()
 	child := h.saga()
 	sg := h.saga()

@@ -113,10 +113,10 @@ func TestParticipantOverHTTP(t *testing.T) {
 	})
 }
 
-// TestAPivotThatIsRefusedForGood: the reply to a charge is lost, before or after the bank
+// TestPivotDeclinedAfterLostReply: the reply to a charge is lost, before or after the bank
 // has heard of it, and the next attempt is declined. The saga turns back, and an attempt
 // that comes late takes nothing from a card that is good by then.
-func TestAPivotThatIsRefusedForGood(t *testing.T) {
+func TestPivotDeclinedAfterLostReply(t *testing.T) {
 	for _, heard := range []bool{false, true} {
 		t.Run(map[bool]string{false: "late", true: "heard"}[heard], func(t *testing.T) {
 			onEach(t, func(t *testing.T, d database) {
