@@ -34,11 +34,9 @@ var (
 )
 
 var (
-	// errLost is the cause of an attempt's ctx that ends because the runner no longer holds
-	// the saga.
+	// errLost is the cause of an attempt's ctx if the runner no longer holds the saga.
 	errLost = errors.New("saga: no longer held")
-	// errDraining is the cause of an attempt's ctx that ends because its runner was stopped
-	// and RunnerConfig.Drain has passed.
+	// errDraining is the cause of an attempt's ctx if the runner was stopped and RunnerConfig.Drain has elapsed.
 	errDraining = errors.New("saga: runner stopped")
 )
 
@@ -133,8 +131,8 @@ func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 // only if all of them are. A refusal of a policy is not, even inside Declined.
 func Declined(err error) error { return wrapFinal(err, declined) }
 
-// withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
-// before it have, and that is not made again.
+// withoutEffect marks err as the error of an attempt that took no effect and is not retried. Earlier attempts may have
+// taken effect.
 func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
 // IsDeclined reports whether err is [Declined], perhaps by a participant in another process.
@@ -142,16 +140,16 @@ func IsDeclined(err error) bool {
 	return effectOf(err) == declined && !behavior.IsRefused(err)
 }
 
-func wrapFinal(err error, says effect) error {
+func wrapFinal(err error, is effect) error {
 	if err == nil {
 		return nil
 	}
-	return &finalError{err: err, says: says}
+	return &finalError{err: err, effect: is}
 }
 
 type finalError struct {
-	err  error
-	says effect // mayHaveApplied: what err says
+	err    error
+	effect effect // mayHaveApplied means that err decides
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -175,9 +173,8 @@ func (e *maybeAppliedError) Unwrap() error  { return e.err }
 func (e *maybeAppliedError) Refused() bool  { return false }
 func (e *maybeAppliedError) Answered() bool { return false }
 
-// isFinal reports whether the step is not tried again after err, of which read is the
-// reading. Retryable() of a failure does not count: it is about one call, and the
-// command id makes an attempt safe to repeat.
+// isFinal reports whether the step is not retried after err. read is the classification of err. Retryable() of a
+// failure has no effect: it is about one call, and the command ID makes it safe to repeat an attempt.
 func isFinal(err error, read behavior.End) bool {
 	if _, ok := errors.AsType[*finalError](err); ok {
 		return true
@@ -186,26 +183,25 @@ func isFinal(err error, read behavior.End) bool {
 	return ok && child.Status.Ended() || read.Kind == behavior.Answered && !read.Retryable
 }
 
-// An end is what the error of an attempt says. The zero end is that of success.
+// An end is the result of an attempt. The zero end means success.
 type end struct {
 	err        error
-	effect     effect // of a Do, unless it was refused
-	refused    bool   // a policy did not make the call
-	final      bool   // it is not tried again
+	effect     effect // the effect of a Do that was not refused
+	refused    bool   // a policy refused the call
+	final      bool   // the step is not retried
 	retryAfter time.Duration
 }
 
-// An effect is what the error of a Do says of its effect.
+// An effect is what is known about the effect of a failed Do.
 type effect int
 
 const (
 	mayHaveApplied effect = iota // the attempt may have taken effect
-	noEffect                     // it has taken none
-	declined                     // no attempt has, or ever will
+	noEffect                     // the attempt took no effect
+	declined                     // no attempt took effect or ever will
 )
 
-// endOf reads the error of an attempt of a step. failsClean means that a Do of the step that has
-// failed has taken no effect.
+// endOf returns the result of an attempt from its error. failsClean means that a failed Do of the step has no effect.
 func endOf(err error, failsClean bool) (e end) {
 	if err == nil {
 		return e
@@ -221,16 +217,16 @@ func endOf(err error, failsClean bool) (e end) {
 	return e
 }
 
-// effectOf returns what err says of the effect.
+// effectOf returns the effect that err reports.
 func effectOf(err error) effect {
 	switch e := err.(type) {
 	case *finalError:
-		if e.says == mayHaveApplied {
+		if e.effect == mayHaveApplied {
 			return effectOf(e.err)
 		}
-		return e.says
+		return e.effect
 	case *maybeAppliedError, *Error, *panics.Error:
-		return mayHaveApplied // the error inside is about a part of the attempt
+		return mayHaveApplied // the wrapped error is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -239,11 +235,11 @@ func effectOf(err error) effect {
 			if part == nil {
 				continue
 			}
-			says := noEffect // if it is refused; an earlier attempt may have come further
+			is := noEffect // the part was refused; an earlier attempt may have taken effect
 			if !behavior.IsRefused(part) {
-				says = effectOf(part)
+				is = effectOf(part)
 			}
-			least, parts = min(least, says), parts+1
+			least, parts = min(least, is), parts+1
 		}
 		if parts > 0 {
 			return least
@@ -252,21 +248,20 @@ func effectOf(err error) effect {
 	return mayHaveApplied
 }
 
-// errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its
-// transaction itself. It may have taken effect, and the log does not say so.
+// errTxEnded is the error of a DoTx or UndoTx that committed or rolled back its transaction. It may have taken effect
+// without a log entry.
 var errTxEnded = errors.New("saga: the step has ended its transaction itself")
 
 var errExited = errors.New("saga: a step called runtime.Goexit")
 
-// endedItself reports whether err, of a transaction under ctx, says that the step has
-// ended the transaction. The end of ctx also ends it.
+// endedItself reports whether a transaction with error err was ended by its step. The transaction also ends when ctx
+// is done.
 func endedItself(ctx context.Context, err error) bool {
 	return errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
 }
 
-// turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It
-// matches the reason and does not unwrap to it: the reason may be a Declined error of another
-// step, which errors.As would find.
+// turnedBack is the cause of an attempt's ctx if the saga turns back. It matches the reason but does not unwrap to it,
+// because errors.As would then find the Declined error of another step.
 type turnedBack struct{ why error }
 
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }

@@ -118,7 +118,7 @@ type Event struct {
 	At      time.Time     // according to the store's clock; the local clock with EventStoreFailed
 }
 
-// outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
+// outcomeOf returns the outcome of an attempt. cut reports whether the runner interrupted it.
 func outcomeOf(e end, op Op, cut bool) Outcome {
 	switch {
 	case e.err == nil:
@@ -143,7 +143,7 @@ func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }
 
-// tell calls the observers, or logs an event that needs attention if there are none.
+// tell notifies the observers. If there are none, it logs an event that needs attention.
 func (r *Runner) tell(ctx context.Context, e Event) {
 	if r.observers.Any() {
 		r.observers.Tell(ctx, e)
@@ -152,13 +152,13 @@ func (r *Runner) tell(ctx context.Context, e Event) {
 	}
 }
 
-// tellOf tells of an event of a saga.
+// tellOf notifies the observers of an event of a saga.
 func (r *Runner) tellOf(ctx context.Context, rec *store.Record, e Event) {
 	e.Saga, e.Version, e.ID, e.Status = rec.Saga, rec.Version, rec.ID, rec.Status
 	r.tell(ctx, e)
 }
 
-// warn logs an event that needs attention; of a store that fails, one a second.
+// warn logs an event that needs attention. It logs at most one EventStoreFailed per second.
 func (r *Runner) warn(ctx context.Context, e Event) {
 	var text string
 	switch e.Kind {
@@ -187,7 +187,7 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
-// tellEntry counts an entry of a log, and tells of it. rec is the saga after the entry.
+// tellEntry counts a log entry and notifies the observers. rec is the saga after the entry.
 func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
 	switch entry.Kind {
 	case EventCreated:
@@ -219,7 +219,7 @@ func hook[T any](ctx context.Context, name string, fn func(context.Context, T), 
 	fn(ctx, arg)
 }
 
-// tellLog tells of the log of a commit.
+// tellLog notifies the observers of the log entries of a commit.
 func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
@@ -232,7 +232,7 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
-// describe returns e as a registry receives it from the runner of that name.
+// describe returns e in the form in which a registry receives it. runner is the name of the runner.
 func (e Event) describe(runner string) policy.Event {
 	d := policy.Event{Kind: "saga", Name: runner, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	switch e.Kind {

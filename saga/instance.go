@@ -65,7 +65,7 @@ type StepState struct {
 	Pivot    bool `json:"-"`
 }
 
-// attempts returns the number of the attempts of Do or Undo.
+// attempts returns the counter of the attempts of Do or Undo.
 func (st *StepState) attempts(op Op) *int {
 	if op == OpUndo {
 		return &st.Undos
@@ -73,7 +73,7 @@ func (st *StepState) attempts(op Op) *int {
 	return &st.Attempts
 }
 
-// progress is what else is stored of an Instance.
+// progress is the unexported part of an Instance that is stored.
 type progress struct {
 	canceled bool      // a request to turn back has reached the owner
 	carried  string    // of RunnerConfig.Inject
@@ -120,7 +120,8 @@ func (in *Instance) encode() []byte {
 	return data
 }
 
-// decode returns the Instance of a record, without Steps if they cannot be read.
+// decode returns the Instance of a record. If its steps cannot be read, it returns an error and an Instance without
+// Steps.
 func decode(rec *store.Record) (*Instance, error) {
 	var was stored
 	err := json.Unmarshal(rec.Progress, &was)
@@ -144,17 +145,17 @@ func decode(rec *store.Record) (*Instance, error) {
 	return in, err
 }
 
-// show returns a record as users see it. p is its definition, or nil if that is not known.
+// show returns the Instance of a record for users. p is its definition, or nil if the definition is not known.
 func show(rec *store.Record, p *program) *Instance {
 	in, _ := decode(rec)
 	in.complete(p)
 	return in
 }
 
-// complete adds what the definition p, which may be nil, and the other fields say of the instance.
+// complete sets the fields that follow from the definition p, which may be nil, and from other fields.
 func (in *Instance) complete(p *program) {
 	if in.Status == Stuck && in.Cause == "" {
-		in.Cause = in.LastError // its record could not be read, and was left as it was
+		in.Cause = in.LastError // its record could not be read and was left unchanged
 	}
 	if in.pivot == nil && p != nil {
 		in.pivot = &p.pivotName
@@ -168,8 +169,8 @@ func (in *Instance) complete(p *program) {
 	in.Actions = in.actions()
 }
 
-// pivotDone reports whether the pivot is done, so that the saga no longer turns back. The record has
-// its name: the definition need not be known.
+// pivotDone reports whether the pivot is done. Then the saga no longer turns back. The record has the name of the
+// pivot, so the definition may be unknown.
 func (in *Instance) pivotDone() bool {
 	return !in.TurnedBack && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
 		return st.Name == *in.pivot && complete(st.Status)
@@ -229,7 +230,7 @@ func (in *Instance) actions() (a []Action) {
 	return append(a, ActionAbandon)
 }
 
-// blocker returns the step that keeps the saga from going on, or "".
+// blocker returns the step that prevents the saga from continuing, or "".
 func (in *Instance) blocker() string {
 	if !in.TurnedBack {
 		return in.Step
@@ -239,7 +240,7 @@ func (in *Instance) blocker() string {
 			return st.Name
 		}
 	}
-	return "" // Step is where the saga turned
+	return "" // Step is the step at which the saga turned back
 }
 
 // failure returns the error of a recorded saga that did not complete.
@@ -268,7 +269,7 @@ func (in *Instance) failureOf(cause error, errorOf func(step int) error) *Error 
 	return e
 }
 
-// reason returns the error whose text was recorded, or nil if there is no text.
+// reason returns the error with a recorded text, or nil if the text is empty.
 func reason(text string) error {
 	if text == "" {
 		return nil
@@ -276,7 +277,7 @@ func reason(text string) error {
 	return recorded(text)
 }
 
-// recorded returns the error whose text was recorded. It matches the sentinel that the error had.
+// recorded returns an error with a recorded text. It matches the sentinel error that the original matched.
 func recorded(text string) error {
 	for _, known := range []error{ErrCanceled, ErrDeadline, ErrNoSignal} {
 		if text == known.Error() {
@@ -289,7 +290,8 @@ func recorded(text string) error {
 	return errors.New(text)
 }
 
-// storable makes the text of an error, or of an operator, one that every store can keep.
+// storable returns the text of an error or an operator in a form that every store accepts: valid UTF-8 without NUL, of
+// limited length.
 func storable(s string) string {
 	const most = 4000
 	if len(s) > most {
