@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	maxPayload = 64 << 10 // bytes of a signal
-	maxCarried = 4096     // bytes that a saga carries; see RunnerConfig.Inject
+	maxPayload = 64 << 10 // maximum bytes of the payload of a signal
+	maxCarried = 4096     // maximum bytes that a saga carries; see RunnerConfig.Inject
 )
 
 // Start implements [Engine]. Programs call [Handle.Start]. The state is not decoded: it must be one that
@@ -53,7 +53,7 @@ func (r *Runner) StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id stri
 	return nil
 }
 
-// newStart checks and returns the request of Start and StartTx.
+// newStart checks the arguments of Start or StartTx and returns the request for the store.
 func (r *Runner) newStart(
 	ctx context.Context, d *Definition, id string, state []byte,
 ) (req store.StartRequest, err error) {
@@ -76,7 +76,7 @@ func (r *Runner) newStart(
 	return startRequest(d.p, id, state, carried)
 }
 
-// startRequest returns the request for a new saga. Its first steps are started with the record.
+// startRequest returns the request for a new saga. The record already has the start of its first steps.
 func startRequest(p *program, id string, data []byte, carried string) (store.StartRequest, error) {
 	tenant, err := p.tenantOf(data)
 	m := newMachine(p)
@@ -88,8 +88,8 @@ func startRequest(p *program, id string, data []byte, carried string) (store.Sta
 	}, err
 }
 
-// claimAtOnce makes this runner the owner of the saga that is started, if it has a place, which
-// it keeps until free is called.
+// claimAtOnce makes this runner the owner of the new saga if a place is free. The place is reserved until free is
+// called.
 func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,8 +121,8 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 		if ctx.Err() != nil {
 			return rec, errors.Join(ended.Error(ctx), failed)
 		}
-		// Listen before the look at the store, so that no end is missed between them. A saga
-		// that this runner holds has not ended; it may be looked at if it takes longer.
+		// Listen before reading the store: otherwise an end between the two would be missed. A saga that this runner
+		// holds has not ended, and is read only if it takes longer than Poll.
 		done, here := r.listen(id)
 		rec, err = store.Record{}, nil
 		if !first || !here {
@@ -151,14 +151,14 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 		}
 		t.Stop()
 		r.unlisten(id, done)
-		if rec.Status.Ended() { // one that is stuck may have been retried since
+		if rec.Status.Ended() { // a stuck saga may have been retried since
 			return rec, nil
 		}
 	}
 }
 
-// listen returns a channel that has the record when this runner no longer holds the saga. here
-// reports that it holds the saga now, and has not given it up: it has not ended.
+// listen returns a channel that receives the record when this runner no longer holds the saga. here reports whether
+// the runner holds it now. Then the saga has not ended.
 func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +177,7 @@ func (r *Runner) unlisten(id string, ended chan store.Record) {
 	}
 }
 
-// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
+// wakeResults sends the record to the waiting calls to Wait. The caller holds r.mu.
 func (r *Runner) wakeResults(rec store.Record) {
 	for _, ended := range r.waiters[rec.ID] {
 		ended <- rec
@@ -216,7 +216,7 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 	return nil
 }
 
-// signalRequest checks and returns the request of a signal.
+// signalRequest checks a signal and returns the request for the store.
 func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostRequest, err error) {
 	if !validName(name) {
 		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
@@ -240,8 +240,8 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostR
 	}}, nil
 }
 
-// refuseSignal returns why a saga must not take a new signal, or "". One that has turned back must not, because Undos
-// may have run without it. p is its definition, or nil if that is not known.
+// refuseSignal returns why a saga does not accept a new signal, or "". A saga that has turned back does not, because
+// Undos may have run without the signal. p is its definition, or nil if the definition is not known.
 func refuseSignal(in *Instance, p *program, name string) string {
 	switch {
 	case p != nil && !p.hasAwait(name):

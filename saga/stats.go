@@ -67,18 +67,18 @@ func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err
 	return counts, found.Now, nil
 }
 
-// figures are what a runner counts, and has seen in the store.
+// figures are the metrics of a runner and the numbers that it last read from the store.
 type figures struct {
 	mu     sync.Mutex
 	total  Stats                       // without Held
-	sagas  map[string]map[string]int64 // of registered definitions, by name and the label of a figure
+	sagas  map[string]map[string]int64 // by the name of a registered definition and the label of a metric
 	warned time.Time                   // when a failure of the store was last logged
 
-	// The numbers in the store, by name, of all definitions that are registered or were seen in it. One
-	// that has none has zeros, also before the store has answered: a metric that ends is taken for its
-	// last value, and one that comes late is seen by nobody.
+	// The numbers in the store, by name, of all definitions that are registered or were found in the store. A
+	// definition without sagas has zeros, even before the store has answered: an alert would keep the last value of a
+	// metric that disappears, and miss a metric that appears late.
 	stored  map[string]Count
-	looked  time.Time // when the latest look at the store began
+	looked  time.Time // when the latest query of the store started
 	looking bool
 }
 
@@ -89,7 +89,7 @@ func (f *figures) count(change func(*Stats)) {
 	change(&f.total)
 }
 
-// register begins the figures of a definition.
+// register initializes the metrics of a definition.
 func (f *figures) register(saga string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *figures) register(saga string) {
 	}
 }
 
-// saga counts one more in a figure of a definition, if that is registered.
+// saga increments a metric of a definition if the definition is registered.
 func (f *figures) saga(name, label string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +108,7 @@ func (f *figures) saga(name, label string) {
 	}
 }
 
-// warn reports whether a failure of the store is to be logged: one a second.
+// warn reports whether to log a failure of the store, at most one per second.
 func (f *figures) warn() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,12 +120,12 @@ func (f *figures) warn() bool {
 }
 
 const (
-	lookEvery = 5 * time.Second // at the numbers of the sagas in the store
-	lookKept  = 5 * time.Minute // if nobody has asked meanwhile: they would mislead
+	lookEvery = 5 * time.Second // the interval between queries of the numbers in the store
+	lookKept  = 5 * time.Minute // the age at which unread numbers are dropped, since they would mislead
 )
 
-// stored returns the numbers of the sagas in the store at the last look, by name. It waits for nothing: the next
-// look is in the background.
+// stored returns the numbers of the sagas in the store from the last query, by name. It does not wait: the next query
+// runs in the background.
 func (r *Runner) stored() []Count {
 	f := &r.figures
 	f.mu.Lock()
@@ -141,7 +141,7 @@ func (r *Runner) stored() []Count {
 	return slices.SortedFunc(maps.Values(f.stored), byName)
 }
 
-// look asks the store for the numbers of its sagas.
+// look queries the numbers of the sagas in the store.
 func (r *Runner) look() {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.LeaseTTL)
 	defer cancel()
@@ -157,7 +157,7 @@ func (r *Runner) look() {
 	}
 }
 
-// store takes in the numbers in the store. The caller holds f.mu.
+// store records the numbers in the store. The caller holds f.mu.
 func (f *figures) store(counts []Count) {
 	for name := range f.stored {
 		f.stored[name] = Count{Saga: name}
@@ -278,7 +278,7 @@ func (r *Runner) hungSteps() (steps []string) {
 	return steps
 }
 
-// dueAfter is how long a saga may be due until that needs attention.
+// dueAfter is the time for which a saga may be due before it is reported as overdue.
 const dueAfter = time.Minute
 
 func healthOf(counts []Count) policy.Health {
@@ -300,7 +300,7 @@ func healthOf(counts []Count) policy.Health {
 	return h
 }
 
-// number returns a number of sagas in words. One that is the limit means so many or more.
+// number returns the text for a number of sagas. The limit means that many or more.
 func number(n int) string {
 	switch {
 	case n >= store.CountLimit:
