@@ -17,9 +17,9 @@ type Child[S any] struct{ child }
 // A child is a Child without the type of the parent's state.
 type child struct {
 	program func() (*program, error)
-	pivots  func() bool                     // it has a pivot
-	begin   func(s any) ([]any, error)      // the states, each a *C; nil if it is not complete
-	end     func(s any, states []any) error // of the completed children
+	pivots  func() bool                     // reports whether the definition has a pivot
+	begin   func(s any) ([]any, error)      // returns the states, each a *C; nil if the Child is incomplete
+	end     func(s any, states []any) error // receives the states of the completed children
 }
 
 // ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called, and
@@ -68,7 +68,7 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 	return &Child[S]{c}
 }
 
-// notDeclined limits a Declined error to one attempt: only the children know of all attempts.
+// notDeclined limits a Declined error to one attempt: begin and end know nothing about other attempts.
 func notDeclined(err error) error {
 	if IsDeclined(err) {
 		return withoutEffect(err)

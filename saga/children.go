@@ -11,13 +11,13 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// errPending is the result of an attempt whose children have not ended yet. It is no failure, and does not count as
-// an attempt.
+// errPending is the result of an attempt whose children have not ended yet. It is no failure and does not count as an
+// attempt.
 type errPending struct{ children int }
 
 func (*errPending) Error() string { return "saga: children have not ended" }
 
-// A storeError is an error of the store, for which an attempt does not know its children.
+// A storeError is an error of the store. Because of it, an attempt does not know the status of its children.
 type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
@@ -33,14 +33,14 @@ func ofStore(err error) error {
 type family struct {
 	*attempt
 	r     *Runner
-	id    string   // of the saga
+	id    string   // the ID of the parent
 	name  string   // of the step
 	child *child   // of the step
-	p     *program // of the children
+	p     *program // the definition of the children
 }
 
-// attend is the Do and the Undo of a step with children. A failure of the store is no failure of the step, which
-// looks again. A child that does not exist is one: it was deleted.
+// attend is the Do and the Undo of a step with children. A failure of the store is no failure of the step, which reads
+// the children again. If a child does not exist, it was deleted, and the step fails.
 func (h *hold) attend(t *attempt) error {
 	st := &h.p.steps[t.n]
 	p, err := st.child.program()
@@ -53,7 +53,7 @@ func (h *hold) attend(t *attempt) error {
 	case t.Op == OpUndo:
 		err = f.undo()
 		if errors.Is(err, ErrNotRegistered) && t.Command.Attempt == 1 && t.Refusals < defaultUndoAttempts {
-			err = &notBegun{err} // during a deployment another runner may know the child, and claim this saga
+			err = &notBegun{err} // during a deployment, another runner may know the child and claim this saga
 		}
 	case again || t.children == 0:
 		err = f.start(again)
@@ -70,14 +70,14 @@ func (h *hold) attend(t *attempt) error {
 		return err
 	}
 	h.r.storeFailed(t.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
-	if again { // a failure, so that the next attempt does it
+	if again { // a failure, because the next attempt must start them
 		return errors.New("saga: not all children were started again: the store has failed")
 	}
 	return &errPending{t.children}
 }
 
-// start starts the children, unless they have been started. After a Retry it starts those again that
-// were compensated or abandoned.
+// start starts the children that have not been started. After an ActionRetry, it restarts the children that were
+// compensated or abandoned.
 func (f *family) start(again bool) error {
 	var started []childState
 	if again {
@@ -107,7 +107,7 @@ func (f *family) start(again bool) error {
 		}
 		data, err := f.p.encodeNew(states[i])
 		if err != nil {
-			return withoutEffect(err) // none is started, or an attempt before is in doubt
+			return withoutEffect(err) // no child has started, or an earlier attempt is in doubt
 		}
 		req, err := startRequest(f.p, ChildID(f.id, f.name, n), data, f.carried)
 		if err != nil {
@@ -124,13 +124,13 @@ func (f *family) start(again bool) error {
 		case err != nil:
 			return ofStore(err)
 		case isNoChild(&rec):
-			return Permanent(participant.ErrUndone) // nor is one that follows it started
+			return Permanent(participant.ErrUndone) // no later child has started either
 		}
 	}
-	return &errPending{len(states)} // to be recorded before a Retry needs it
+	return &errPending{len(states)} // recorded before an ActionRetry needs the number
 }
 
-// finish takes in the states of the children when all are completed.
+// finish passes the states of the children to end when all are completed.
 func (f *family) finish(canUndo bool) error {
 	list, err := f.look()
 	if err != nil {
@@ -161,9 +161,8 @@ func (f *family) finish(canUndo bool) error {
 	return f.child.end(f.s, states)
 }
 
-// undo turns the children back. As long as it is not known that all have been started, the next one
-// is put on record as compensated: an owner that was cut off may still try to start it, and finds it
-// ended.
+// undo turns the children back. While it is not known whether all have been started, the next child is recorded as
+// compensated: an owner that was cut off may still try to start it, and then finds that it has ended.
 func (f *family) undo() error {
 	waits, unknown := false, error(nil)
 	turn := func(rec store.Record, err error) error {
@@ -173,11 +172,11 @@ func (f *family) undo() error {
 		}
 		waits = waits || !status.Ended()
 		if errors.Is(err, ErrNotRegistered) {
-			unknown, err = err, nil // the others turn back all the same
+			unknown, err = err, nil // the other children turn back nevertheless
 		}
 		return ofStore(err)
 	}
-	list, err := f.look() // none if their number is not known
+	list, err := f.look() // empty if the number of children is not known
 	if err != nil {
 		return err
 	}
@@ -197,12 +196,12 @@ func (f *family) undo() error {
 			rec, _, err = f.r.store.Start(f.ctx, f.noChild(i))
 		}
 		if err == nil && rec.Parent != f.id {
-			break // this saga has never started it, nor any after it
+			break // the parent has started neither this child nor a later one
 		}
 		if err := turn(rec, err); err != nil {
 			return err
 		}
-		last = isNoChild(&rec) // put on record now, or by an attempt before
+		last = isNoChild(&rec) // recorded now or by an earlier attempt
 	}
 	if waits && unknown == nil {
 		return &errPending{f.children}
@@ -210,12 +209,11 @@ func (f *family) undo() error {
 	return unknown
 }
 
-// noChild returns the record of a child that is never to be started: one that has turned back
-// before it began.
+// noChild returns the record of a child that must never start: it has turned back before its start.
 func (f *family) noChild(i int) store.StartRequest {
 	m := newMachine(f.p)
 	m.forestall(errParentBack)
-	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // nobody needs it
+	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // the state is never used
 	return store.StartRequest{
 		ID: ChildID(f.id, f.name, i), Saga: f.p.name, Version: f.p.version,
 		Status: m.Status, State: data, Progress: m.encode(),
@@ -224,18 +222,18 @@ func (f *family) noChild(i int) store.StartRequest {
 	}
 }
 
-// isNoChild reports whether a record was made by noChild: it has no entries in its log but
-// the first two. Every other one that has turned back has an entry that says so.
+// isNoChild reports whether a record was made by noChild: its log has only the first two entries. Every other
+// compensated saga has an entry for its turning back.
 func isNoChild(rec *store.Record) bool { return rec.Status == Compensated && rec.Seq == 2 }
 
-// A childState is what a parent sees of a child.
+// A childState is a parent's view of a child.
 type childState struct {
 	store.ChildRecord
-	next int // the number of the id under which it would be started again
+	next int // the number in the ID with which the child would be restarted
 }
 
-// look returns the children of a step, whose number is known, in the order of their states. Of those
-// that a Retry has started again the last counts. The error is ErrNotFound if one was deleted.
+// look returns the children of a step whose number is known, in the order of their states. It returns the latest
+// restart of a child. The error is ErrNotFound if a child was deleted.
 func (f *family) look() (list []childState, err error) {
 	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.id, Step: f.name})
 	if err != nil {
@@ -259,9 +257,8 @@ func (f *family) look() (list []childState, err error) {
 	return list, nil
 }
 
-// tellParent makes the parent of a saga that has ended look at its children, if that can
-// make a difference: the step has no other child that has not ended, or the saga has failed.
-// A saga that its parent has turned back is no news.
+// tellParent wakes the parent of a saga that has ended if the parent can continue: all children of the step have
+// ended, or this saga has failed. A saga that its parent turned back does not wake it.
 func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 	if rec.Parent == "" {
 		return
@@ -273,15 +270,16 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 			Parent: rec.Parent, Step: rec.ParentStep, Status: []Status{Running, Compensating, Stuck}, Limit: 1,
 		})
 		if err != nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case
+			// The parent polls its children in any case.
+			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err))
 		}
 		if len(left) > 0 {
 			return
 		}
 	}
-	// The holder may have looked already, and be about to write the parent back: the store remembers.
+	// The owner may have read the children already and may be about to park the parent. The store records the message.
 	if _, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent}); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // it looks later all the same
+		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // the parent polls later nevertheless
 	}
 	r.Wake()
 }
@@ -291,10 +289,10 @@ func turnedByParent(rec *store.Record) bool {
 	return rec.CancelNote == errParentBack || show(rec, nil).Cause == errParentBack
 }
 
-// errParentBack is the reason for which children turn back.
+// errParentBack is the reason why children turn back with their parent.
 const errParentBack = "the saga that started it turned back"
 
-// turnChild turns a child back, unless it has turned back already, and returns its status.
+// turnChild turns a child back unless it has already turned back, and returns its status.
 func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Status, err error) {
 	status = rec.Status
 	switch {
@@ -311,7 +309,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 		})
 	}
 	if errors.Is(err, ErrNotAllowed) || status == Stuck && errors.Is(err, ErrNotRegistered) {
-		err = nil // it has changed, or only an operator can mend it
+		err = nil // the child has changed, or only an operator can resolve it
 	}
 	return status, err
 }
