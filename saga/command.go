@@ -17,11 +17,11 @@ type Command struct {
 	Epoch   int64  // a fencing token, which grows with each claim of the saga; zero with [Run]
 }
 
-// commandKey is the key of an *attempt, or of a *given, in a ctx.
+// commandKey is the key of an *attempt or an *explicitCommand in a ctx.
 type commandKey struct{}
 
-// A given is the command of WithCommand, with the signals of the attempt around it.
-type given struct {
+// An explicitCommand is the command from WithCommand, with the signals of the surrounding attempt.
+type explicitCommand struct {
 	command Command
 	signals map[string][]byte
 }
@@ -29,7 +29,7 @@ type given struct {
 // CommandFrom returns the command of a step from its ctx, or the zero Command if ctx is not that of a step.
 func CommandFrom(ctx context.Context) Command {
 	switch c := ctx.Value(commandKey{}).(type) {
-	case *given:
+	case *explicitCommand:
 		return c.command
 	case *attempt:
 		cmd := c.Command
@@ -43,10 +43,10 @@ func CommandFrom(ctx context.Context) Command {
 
 // WithCommand returns a ctx with cmd, for [Apply] in a participant that received the ID in a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
-	return context.WithValue(ctx, commandKey{}, &given{cmd, signalsFrom(ctx)})
+	return context.WithValue(ctx, commandKey{}, &explicitCommand{cmd, signalsFrom(ctx)})
 }
 
-// A runID is the id of a Run. It is made up when a step asks for its command.
+// A runID is the ID of a Run. It is generated when a step first requests its command.
 type runID struct {
 	once sync.Once
 	text string
@@ -64,7 +64,7 @@ func (c Command) DoID() string { return participant.Do(c.ID) }
 // long. With 3 children, number 4 is child 1 after an [ActionRetry] has started it again, and number 7 is the next one.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
-// withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new operation, even if the
+// withAttempt returns the ctx of an attempt. A step that the saga does not retry starts a new operation, even if the
 // caller of Run is itself within an attempt.
 func withAttempt(ctx context.Context, t *attempt) context.Context {
 	st, n := &t.p.steps[t.n], t.Command.Attempt
@@ -83,7 +83,7 @@ func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 
 func signalsFrom(ctx context.Context) map[string][]byte {
 	switch c := ctx.Value(commandKey{}).(type) {
-	case *given:
+	case *explicitCommand:
 		return c.signals
 	case *attempt:
 		return c.Signals

@@ -82,7 +82,7 @@ type Retention struct {
 
 const defaultRetention = 30 * 24 * time.Hour
 
-// A retained is the time that sagas of a status are kept.
+// A retained is the retention of sagas with a status.
 type retained struct {
 	status Status
 	field  string

@@ -19,16 +19,15 @@ import (
 )
 
 const (
-	maxName  = 100  // bytes in the name of a definition, a step or a signal
-	maxSteps = 1000 // each commit of a Runner writes the progress of all steps
+	maxName  = 100  // maximum bytes in the name of a definition, a step or a signal
+	maxSteps = 1000 // each commit writes the progress of all steps
 
 	defaultAttempts     = 3
 	defaultUndoAttempts = 20
 	defaultTimeout      = time.Minute // of an attempt
 )
 
-// A program is a definition that was checked, without the type of its state: a state is an any
-// that holds a *S.
+// A program is a checked definition without the type of its state. A state is an any that holds a *S.
 type program struct {
 	name    string
 	version int
@@ -36,11 +35,11 @@ type program struct {
 
 	steps     []step
 	groups    []group
-	pivot     int // the number of the step; -1 for none
+	pivot     int // the index of the pivot, or -1
 	pivotName string
-	chain     bool // no step runs beside another
+	chain     bool // no steps run in parallel
 	needsTx   bool
-	gated     bool // a step waits before it begins
+	gated     bool // a step has a Delay or an Await
 	awaits    bool // a step waits for a signal
 	children  bool // a step has children
 
@@ -48,10 +47,10 @@ type program struct {
 	isJSON bool // there is no Codec
 	encode func(s any) ([]byte, error)
 	decode func(data []byte) (any, error)
-	tenant func(s any) string // nil if sagas have no tenant
+	tenant func(s any) string // nil if Saga.Tenant is nil
 }
 
-// A step is a Step with its defaults, and what follows from where it stands.
+// A step is a Step with its defaults and with properties that follow from its position.
 type step struct {
 	name          string
 	do, undo      func(ctx context.Context, s any) error
@@ -69,19 +68,19 @@ type step struct {
 	backoff       func(attempt int) time.Duration
 	readOnly      bool // never undone
 	hasUndo       bool
-	failsClean    bool // a Do that failed or was cut short has taken no effect
-	onlyWaits     bool // nothing is to be done once the wait is over
+	failsClean    bool // a Do that failed or was interrupted took no effect
+	onlyWaits     bool // the step is done when its wait ends
 	readOnlyAsked bool
 	group         int
 }
 
-// A group is steps that run beside each other, and are undone together: steps[first:end].
+// A group is steps[first:end], which run in parallel and are undone together.
 type group struct{ first, end int }
 
-// gated reports whether the step waits before its Do begins.
+// gated reports whether the step waits before its Do starts.
 func (st *step) gated() bool { return st.delay > 0 || st.await != "" }
 
-// calls returns what an attempt calls.
+// calls returns the function that an attempt calls: fn or tx.
 func (st *step) calls(op Op) (fn func(context.Context, any) error, tx func(context.Context, *sql.Tx, any) error) {
 	if op == OpUndo {
 		return st.undo, st.undoTx
@@ -93,14 +92,14 @@ func (p *program) definition() store.Definition {
 	return store.Definition{Saga: p.name, Version: p.version}
 }
 
-// A cachedProgram belongs to one definition. A copy of a definition also copies the cache, and may
-// then be changed: definition tells the two apart.
+// A cachedProgram belongs to one definition. A copy of a definition copies the cache too and may then be changed. The
+// field definition identifies the original.
 type cachedProgram[S any] struct {
 	definition *Saga[S]
 	*program
 }
 
-// program returns the program of the definition, which it checks at the first call.
+// program returns the program of the definition. The first call checks the definition.
 func (sg *Saga[S]) program() (*program, error) {
 	cached := sg.cached.Load()
 	if c, _ := cached.(cachedProgram[S]); c.definition == sg {
@@ -111,7 +110,7 @@ func (sg *Saga[S]) program() (*program, error) {
 		return nil, err
 	}
 	if !sg.cached.CompareAndSwap(cached, cachedProgram[S]{sg, p}) {
-		return sg.program() // another first call, which Register must not take for another definition
+		return sg.program() // a concurrent first call, which Register must not mistake for another definition
 	}
 	return p, nil
 }
@@ -122,7 +121,7 @@ func (sg *Saga[S]) Validate() error {
 	return err
 }
 
-// check returns the program of the definition, or an error that lists everything that is wrong.
+// check returns the program of the definition, or an error that lists all problems.
 func (sg *Saga[S]) check() (*program, error) {
 	p := &program{
 		name: sg.Name, version: sg.Version, timeout: sg.Timeout, pivot: -1, chain: true,
@@ -142,7 +141,7 @@ func (sg *Saga[S]) check() (*program, error) {
 		p.steps = append(p.steps, bind(&sg.Steps[i]))
 	}
 	for i := range p.steps {
-		p.lay(i)
+		p.addToGroup(i)
 	}
 	for i := range p.steps {
 		errs = append(errs, p.checkStep(i))
@@ -198,8 +197,8 @@ func wrapTx[S any](fn func(context.Context, *sql.Tx, *S) error) func(context.Con
 	return func(ctx context.Context, tx *sql.Tx, s any) error { return fn(ctx, tx, s.(*S)) }
 }
 
-// lay puts a step in its group.
-func (p *program) lay(i int) {
+// addToGroup adds a step to its group.
+func (p *program) addToGroup(i int) {
 	st := &p.steps[i]
 	if st.pivot && p.pivot < 0 {
 		p.pivot, p.pivotName = i, st.name
@@ -215,7 +214,7 @@ func (p *program) lay(i int) {
 	p.gated, p.awaits, p.children = p.gated || st.gated(), p.awaits || st.await != "", p.children || st.child != nil
 }
 
-// checkStep returns all that is wrong with a step, by itself and among the others.
+// checkStep returns an error that lists all problems of a step, including its position among the others.
 func (p *program) checkStep(i int) error {
 	st := &p.steps[i]
 	taken := slices.ContainsFunc(p.steps[:i], func(before step) bool { return before.name == st.name })
@@ -260,7 +259,7 @@ func (p *program) checkStep(i int) error {
 	f.Need(!beside || !st.pivot, "Pivot", true, "false in a step that runs beside another")
 	f.Need(!beside || st.await == "", "Await", quoted(st.await, maxName), `"" in a step that runs beside another`)
 	f.Need(!st.pivot || i == p.pivot, "Pivot", true, fmt.Sprintf("false, as %q is the pivot", p.pivotName))
-	before := "before the pivot" // where a step may have to be undone
+	before := "before the pivot" // where a step may be undone
 	if p.pivot < 0 {
 		before += ", and there is none"
 	}
@@ -274,7 +273,7 @@ func validName(s string) bool {
 	return s != "" && len(s) <= maxName && utf8.ValidString(s) && !strings.Contains(s, "\x00")
 }
 
-// quoted returns s for an error, or its length if it is longer than most.
+// quoted returns s for an error text, or its length if s is longer than most.
 func quoted(s string, most int) string {
 	if len(s) > most {
 		return fmt.Sprintf("%d bytes long", len(s))
@@ -282,8 +281,8 @@ func quoted(s string, most int) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// coders returns what encodes and decodes the state of a definition. A Codec may share its bytes with
-// the state, which a step changes, so they pass copies on.
+// coders returns the functions that encode and decode the state of a definition. They copy the bytes, because a Codec
+// may share them with the state, which a step changes.
 func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error)) {
 	write := func(s *S) ([]byte, error) { return json.Marshal(s) }
 	read := func(data []byte, s *S) error { return json.Unmarshal(data, s) }
@@ -307,9 +306,8 @@ func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([
 	return encode, decode
 }
 
-// encodeNew encodes a state, and returns an error if that does not come back: it would leave the saga
-// stuck, or let it go on with another state, in the process that takes it over. A Codec may write the
-// same state in different ways.
+// encodeNew encodes a state, and returns an error if decoding does not restore it. Otherwise the process that takes
+// the saga over would be stuck or continue with another state. A Codec may encode the same state in different ways.
 func (p *program) encodeNew(s any) ([]byte, error) {
 	data, err := p.encode(s)
 	if err != nil {
@@ -354,15 +352,15 @@ func (p *program) hasAwait(signal string) bool {
 	return slices.ContainsFunc(p.steps, func(st step) bool { return st.await == signal })
 }
 
-// index returns the number of a step, or -1.
+// index returns the index of a step, or -1.
 func (p *program) index(name string) int {
 	return slices.IndexFunc(p.steps, func(st step) bool { return st.name == name })
 }
 
 // merge returns the state with the changes that an attempt has made to base, its copy.
 func (p *program) merge(state, base, changed []byte) ([]byte, error) {
-	// All are decoded, since a value may not come back as it was: a time loses its monotonic clock, which is no
-	// change of a step.
+	// All states are decoded, since encoding may change a value: a time loses its monotonic clock, which is no change
+	// made by a step.
 	var states [3]any
 	for i, data := range [][]byte{state, base, changed} {
 		var err error
@@ -405,7 +403,7 @@ func (p *program) tenantOf(data []byte) (string, error) {
 	return tenant, nil
 }
 
-// kept returns an error if the default Codec does not keep the whole state.
+// kept returns an error if the default Codec loses a part of the state.
 func (p *program) kept() error {
 	if !p.isJSON {
 		return nil
