@@ -40,45 +40,44 @@ func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	var refusal error
-	err = within(ctx, db, func(tx *sql.Tx) error {
-		refusal = nil
-		a := arrival{b, tx, id, step}
+	var decline error
+	err = inTx(ctx, db, func(tx *sql.Tx) error {
+		decline = nil
+		d := delivery{b, tx, id, step}
 		if op == OpUndo {
-			return a.undo(ctx, fn)
+			return d.undo(ctx, fn)
 		}
-		return a.do(ctx, string(OpDo), func(tx *sql.Tx) error {
+		return d.do(ctx, string(OpDo), func(tx *sql.Tx) error {
 			err := fn(tx)
 			if IsDeclined(err) {
-				refusal = err
+				decline = err
 			}
 			return err
 		})
 	})
-	if refusal == nil {
+	if decline == nil {
 		return err
 	}
-	// The transaction of fn is rolled back. An attempt beside this one may have been
-	// applied since then, or refused.
+	// The transaction of fn was rolled back. A concurrent attempt may have been applied or declined since.
 	recorded := false
-	err = within(ctx, db, func(tx *sql.Tx) error {
+	err = inTx(ctx, db, func(tx *sql.Tx) error {
 		recorded = false
-		a := arrival{b, tx, id, step}
-		return a.do(ctx, refused+storable(refusal.Error()), func(*sql.Tx) error {
+		d := delivery{b, tx, id, step}
+		return d.do(ctx, declinedPrefix+storable(decline.Error()), func(*sql.Tx) error {
 			recorded = true
 			return nil
 		})
 	})
 	if err == nil && recorded {
-		return refusal
+		return decline
 	}
 	return err
 }
 
-// A barrier has the statements for one kind of database.
+// A barrier has the SQL statements for one kind of database.
 type barrier struct {
-	insert string // a row (saga, step, op, reason), unless it exists
-	reason string // of the row (saga, step, op)
+	insert string // inserts a row (saga, step, op, reason) unless it exists
+	reason string // selects the reason of a row (saga, step, op)
 
 	insertPrint string // as insert, with the fingerprint of the request
 	printed     string // the reason and the fingerprint of the row (saga, step, op)
@@ -100,12 +99,11 @@ var mysqlBarrier = barrier{
 	printed:     `SELECT reason, fingerprint FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
 }
 
-// barrierVersion is of the table. One that has changed has a row that says so, whose op is "version":
-// its reason is the version of the table and the oldest version of a program that can use it.
+// barrierVersion is the version of the table. A changed table has a row with the op "version". Its reason has the
+// version of the table and the oldest version of a program that can use it.
 const barrierVersion = 1
 
-// barrierFor asks the database of which kind it is, since only MySQL reads the comment, and of which
-// version the table.
+// barrierFor queries the kind of the database and the version of the table. Only MySQL executes the comment.
 func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
 	var n int
 	var row sql.NullString
@@ -126,9 +124,9 @@ func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
 	return &standardBarrier, nil
 }
 
-// within calls fn in a transaction, and commits it if fn returns nil. It does so once more if the
-// server takes no writes, or the driver has a stale statement.
-func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
+// inTx calls fn in a transaction, and commits if fn returns nil. It retries once if the server rejects writes or the
+// driver has a stale statement.
+func inTx(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	return sqldb.Write(ctx, db, func(ctx context.Context, on sqldb.Conn) error {
 		tx, err := on.BeginTx(ctx, nil)
 		if err != nil {
@@ -145,46 +143,46 @@ func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	})
 }
 
-// An arrival is a command at its participant, in a transaction.
-type arrival struct {
+// A delivery is a command that has arrived at its participant, with the participant's transaction.
+type delivery struct {
 	b        *barrier
 	tx       *sql.Tx
 	id, step string
 }
 
-// refused begins the reason of a Do that was refused, before the text of the refusal.
-const refused = "refused: "
+// declinedPrefix starts the reason of a declined Do. The text of the error follows.
+const declinedPrefix = "refused: "
 
-// do calls fn if the Do has no row yet, for which it inserts one with the reason. Else it returns what
-// that row says: nil, or a Declined error.
-func (a *arrival) do(ctx context.Context, reason string, fn func(*sql.Tx) error) error {
-	first, err := a.pass(ctx, OpDo, reason)
+// do inserts a row for the Do with the reason, and calls fn. If the Do has a row already, do returns the result in
+// that row: nil or a Declined error.
+func (d *delivery) do(ctx context.Context, reason string, fn func(*sql.Tx) error) error {
+	first, err := d.insertRow(ctx, OpDo, reason)
 	if err != nil {
 		return err
 	}
 	if first {
-		return fn(a.tx)
+		return fn(d.tx)
 	}
 	arrived := OpDo
 	if reason == string(OpUndo) {
 		arrived = OpUndo
 	}
-	if reason, err = a.recorded(ctx, OpDo, arrived); err != nil {
+	if reason, err = d.recorded(ctx, OpDo, arrived); err != nil {
 		return err
 	}
 	if reason == string(OpDo) {
 		return nil
 	}
-	if why, ok := strings.CutPrefix(reason, refused); ok {
+	if why, ok := strings.CutPrefix(reason, declinedPrefix); ok {
 		return Declined(errors.New(why))
 	}
 	return Declined(participant.ErrUndone)
 }
 
-// undo calls fn if the Do has been applied. Else it keeps a late Do out.
-func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
+// undo calls fn if the Do was applied. Otherwise it inserts a row that declines a late Do.
+func (d *delivery) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 	never := false
-	err := a.do(ctx, string(OpUndo), func(*sql.Tx) error {
+	err := d.do(ctx, string(OpUndo), func(*sql.Tx) error {
 		never = true
 		return nil
 	})
@@ -194,23 +192,23 @@ func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	first, err := a.pass(ctx, OpUndo, string(OpUndo))
+	first, err := d.insertRow(ctx, OpUndo, string(OpUndo))
 	if err == nil && !first {
-		_, err = a.recorded(ctx, OpUndo, OpUndo)
+		_, err = d.recorded(ctx, OpUndo, OpUndo)
 	}
 	if !first {
 		return err
 	}
-	return fn(a.tx)
+	return fn(d.tx)
 }
 
-// pass inserts the row of a command, and reports whether it did not exist before.
-func (a *arrival) pass(ctx context.Context, op Op, reason string) (first bool, err error) {
-	text, args := a.b.insert, []any{a.id, a.step, string(op), reason}
+// insertRow inserts the row of a command, and reports whether the row is new.
+func (d *delivery) insertRow(ctx context.Context, op Op, reason string) (first bool, err error) {
+	text, args := d.b.insert, []any{d.id, d.step, string(op), reason}
 	if fingerprint := participant.Fingerprint(ctx); fingerprint != "" {
-		text, args = a.b.insertPrint, append(args, fingerprint)
+		text, args = d.b.insertPrint, append(args, fingerprint)
 	}
-	res, err := a.tx.ExecContext(ctx, text, args...)
+	res, err := d.tx.ExecContext(ctx, text, args...)
 	if err != nil {
 		return false, fmt.Errorf("saga: barrier: %w", err)
 	}
@@ -223,12 +221,12 @@ func (a *arrival) pass(ctx context.Context, op Op, reason string) (first bool, e
 
 // recorded returns the reason of a command's row. If the row is of a request with the same command as the one that has
 // arrived, and both have a fingerprint, it returns an error unless they are equal.
-func (a *arrival) recorded(ctx context.Context, op, arrived Op) (reason string, err error) {
+func (d *delivery) recorded(ctx context.Context, op, arrived Op) (reason string, err error) {
 	fingerprint, before := participant.Fingerprint(ctx), ""
 	if fingerprint == "" {
-		err = a.tx.QueryRowContext(ctx, a.b.reason, a.id, a.step, string(op)).Scan(&reason)
+		err = d.tx.QueryRowContext(ctx, d.b.reason, d.id, d.step, string(op)).Scan(&reason)
 	} else {
-		err = a.tx.QueryRowContext(ctx, a.b.printed, a.id, a.step, string(op)).Scan(&reason, &before)
+		err = d.tx.QueryRowContext(ctx, d.b.printed, d.id, d.step, string(op)).Scan(&reason, &before)
 	}
 	if err != nil {
 		return "", fmt.Errorf("saga: barrier: %w", err)
