@@ -1,5 +1,5 @@
-// Package sagahttp sends the commands of a saga's steps over HTTP, and applies each of them
-// once in the participant that gets them. See [saga.Apply] for participants of other kinds.
+// Package sagahttp sends the commands of a saga's steps over HTTP, and applies each command once in the participant
+// that receives it. See [saga.Apply] for other participants.
 package sagahttp
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// Send sends req as the command of the saga's step whose ctx it has, and returns
-// what the answer means to the step, as [Result] does.
+// Send sends req as the command of a saga's step, and returns the result as [Result] does. The ctx of req is the ctx of
+// the step.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
 //		req, err := http.NewRequestWithContext(ctx, "POST", hotel+"/bookings", s.body())
@@ -34,17 +34,17 @@ import (
 //		return sagahttp.Send(client, req, s.readBooking)
 //	},
 //
-// The field Idempotency-Key gets the id of the command, unless req has one: a server that applies
-// each key once, such as a [Handler], is safe from repetition. HTTP sends no control characters and
-// no space at the start of a field, so the id of the saga must have none.
+// Send sets the field Idempotency-Key to the command ID unless req has one. A server that applies each key once, such
+// as a [Handler], is safe from repetition. HTTP sends no control characters and no space at the start of a field, so
+// the saga's ID must have none.
 //
-// A refusal of a policy in client is an attempt that was not made, unless it refused a redirect: then
-// the request was sent, and the error is a [saga.MaybeApplied].
+// If a policy in client refuses the request, the error is a refusal. If it refuses a redirect, the first request was
+// sent, and the error is a [saga.MaybeApplied].
 //
-// read is called for a status of 2xx, and its error is returned as it is. Nil means that the
-// body is not read. Send closes the body.
+// Send calls read for a status of 2xx and returns its error unchanged. Nil means that the body is not read. Send closes
+// the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
-	var sent atomic.Int64 // counted before the write, which an answer may overtake
+	var sent atomic.Int64 // counted before the write, since the response may arrive before the write returns
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { sent.Add(1) },
 	})
@@ -57,7 +57,7 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 	}
 	resp, err := client.Do(req)
 	if sent.Load() > 0 && behavior.IsRefused(err) {
-		return saga.MaybeApplied(err) // what was refused is a redirect
+		return saga.MaybeApplied(err) // a policy refused the redirect
 	}
 	if err != nil {
 		return err
@@ -77,21 +77,18 @@ const (
 
 // Result returns the result of a request as the error of a saga's Do or Undo:
 //
-//   - Status 2xx is nil: done, also if a redirect has made a GET of the request. Set
-//     CheckRedirect if the server redirects for another reason, such as to a login.
-//   - Status 404 and 410 are nil in an Undo, which the ctx of the response's Request tells.
-//   - Status 408, 409, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
-//     tried again, after the Retry-After of the response. By 409 a server says that another
-//     request with the same Idempotency-Key is under way.
-//   - Any other status is a [saga.Permanent]: the step may have taken effect. With the field
-//     "Saga-Command: declined", 4xx, 501 and 505 are a [saga.Declined]: the server declined every
-//     attempt of this command, and has recorded that.
-//   - err is returned as it is. A refusal of a policy remains one, an answer aborts (see
-//     [saga.Permanent]), and any other error leaves the step in doubt.
+//   - Status 2xx is nil, even if a redirect turned the request into a GET. Set CheckRedirect if the server redirects
+//     for another reason, such as to a login page.
+//   - Status 404 and 410 are nil in an Undo. The ctx of the response's Request shows whether it is one.
+//   - Status 408, 409, 425, 429, and 5xx except 501 and 505, are retried after the Retry-After of the response. The
+//     step may have taken effect. Status 409 means that another request with the same Idempotency-Key is in progress.
+//   - Any other status is a [saga.Permanent]: the step may have taken effect. With the field "Saga-Command: declined",
+//     4xx, 501 and 505 are a [saga.Declined]: the server declined every attempt of this command and has recorded that.
+//   - err is returned unchanged. It may be a refusal of a policy. After an answer the step is not retried (see
+//     [saga.Permanent]), and after any other error it may have taken effect.
 //
-// The error of a status is a [*resiliencehttp.StatusError]. If the server uses a status in another
-// way, look at it before Result: the 402 of a bank that repeats its answer to an Idempotency-Key is
-// a Declined error.
+// The error of a status is a [*resiliencehttp.StatusError]. If the server uses a status differently, check it before
+// Result: if a bank repeats its 402 for the same Idempotency-Key, the 402 is a Declined error.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -126,35 +123,31 @@ func Result(resp *http.Response, err error) error {
 	return saga.Permanent(e)
 }
 
-// A Handler is the participant's side of [Send]: it applies the command of
-// each request once.
+// A Handler is the participant's side of [Send]. It applies the command of each request once.
 type Handler struct {
-	// DB is the participant's own database, with a [saga.BarrierTable].
+	// DB is the participant's database, which has a [saga.BarrierTable].
 	DB *sql.DB
 	// Apply makes the changes of a command in tx. It is called again if tx was not committed. It
 	// must not be nil.
 	Apply func(tx *sql.Tx, r *http.Request) error
-	// Reply answers a command that was applied, now or before. Look for the result, such as the
-	// number of a booking, under the id of the command, which [saga.CommandFrom] returns for the
-	// ctx of r. Nil means status 204.
+	// Reply answers a command that was applied, now or earlier. It finds the result, such as a booking number, by the
+	// ID of the command, which [saga.CommandFrom] returns for the ctx of r. Nil means status 204.
 	Reply http.HandlerFunc
 }
 
-// ServeHTTP applies the command whose id is in the field Idempotency-Key, as [saga.Apply] does.
-// Otherwise it answers as [Result] reads it:
+// ServeHTTP applies the command whose ID is in the field Idempotency-Key, as [saga.Apply] does. It reports errors in
+// the form that [Result] expects:
 //
-//   - 400 if there is no such field, it has no id of a command, or the body breaks off;
-//   - 413 if a limit of [http.MaxBytesReader] ends the body;
-//   - 410 and "Saga-Command: declined" if the Do comes after its Undo;
-//   - 422, with the text of the error, if Apply returns an error that is an answer
-//     ([saga.Permanent], resilience.Answer), and "Saga-Command: declined" with it
-//     if the error is a [saga.Declined], now or when the command came before;
-//   - 422 if the command came before with another body, which the [saga.BarrierTable] has a
-//     fingerprint of: of a larger body than a mebibyte, the beginning and the Content-Length count; the boundary of
-//     a multipart body does not;
+//   - 400 if the field is missing or has no command ID, or if the body ends early;
+//   - 410 and "Saga-Command: declined" if the Do arrives after its Undo;
+//   - 413 if the body exceeds the limit of an [http.MaxBytesReader];
+//   - 422, with the text of the error, if Apply returns an answer ([saga.Permanent], resilience.Answer). If the error
+//     is a [saga.Declined], now or when the command arrived before, "Saga-Command: declined" is set;
+//   - 422 if the command arrived before with another body. The [saga.BarrierTable] has a fingerprint of the body. Of a
+//     body of more than 1 MiB, it covers the beginning and the Content-Length. It does not cover the boundary of a
+//     multipart body;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
-//   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the
-//     transaction fails.
+//   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the transaction fails.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cmd := saga.Command{ID: r.Header.Get(idempotencyKey)}
 	if cmd.DoID() == "" {
@@ -172,7 +165,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = r.WithContext(participant.WithFingerprint(saga.WithCommand(r.Context(), cmd), print))
-	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes its files
+	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes the files of the form
 	err = saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
 	if saga.IsDeclined(err) {
 		w.Header().Set(sagaCommand, declined)
