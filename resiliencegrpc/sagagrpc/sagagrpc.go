@@ -1,5 +1,5 @@
-// Package sagagrpc sends the commands of a saga's steps by gRPC, and tells the participant's
-// handler the command, for [saga.Apply].
+// Package sagagrpc sends the commands of a saga's steps over gRPC, and passes each command to the participant's
+// handler for [saga.Apply].
 package sagagrpc
 
 import (
@@ -16,14 +16,14 @@ import (
 
 const idempotencyKey = "idempotency-key"
 
-// The ErrorInfo of a command that was refused for good.
+// The ErrorInfo of a declined command.
 const (
 	infoDomain   = "github.com/go-resilience/resilience/saga"
 	infoDeclined = "COMMAND_DECLINED"
 )
 
-// Send calls send, which makes an RPC, as the command of the saga's step whose ctx
-// it is given, and returns what the answer means to the step, as [Result] does.
+// Send calls send, which sends an RPC as the command of a saga's step, and returns the result as [Result] does. ctx is
+// the ctx of the step.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
 //		return sagagrpc.Send(ctx, func(ctx context.Context) (err error) {
@@ -32,13 +32,12 @@ const (
 //		})
 //	},
 //
-// The metadata idempotency-key gets the id of the command, unless ctx has one: a server that
-// applies each key once, such as by [Context] and [saga.Apply], is safe from
-// repetition. gRPC sends printable ASCII alone, so the id of the saga and the names of its
-// steps must be that.
+// Send sets the metadata idempotency-key to the command ID unless ctx has one. A server that applies each key once,
+// by [Context] and [saga.Apply] for example, is safe from repetition. gRPC sends printable ASCII only, so the saga's
+// ID and the names of its steps must be printable ASCII.
 //
-// Let the saga alone try again: behind a retryPolicy of gRPC, or a retrier of a step whose
-// Attempts is 1, a server that declines what was sent again seems to have declined it all.
+// Only the saga should retry. With a retryPolicy of gRPC, or a retrier around a step whose Attempts is 1, a server that
+// declines the second request appears to have declined the first one too.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)
@@ -48,18 +47,16 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 	return Result(ctx, send(out))
 }
 
-// Result returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
-// given:
+// Result returns the error of an RPC as the error of a saga's Do or Undo. ctx is the ctx of the step.
 //
 //   - A status with an ErrorInfo of the reason COMMAND_DECLINED and the domain
-//     github.com/go-resilience/resilience/saga is a [saga.Declined]: the server declined every
-//     attempt of this command, and has recorded that.
+//     github.com/go-resilience/resilience/saga is a [saga.Declined]: the server declined every attempt of this command
+//     and has recorded that.
 //   - NotFound is nil in an Undo: there is nothing to undo.
-//   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition,
-//     OutOfRange, Unimplemented, AlreadyExists and DataLoss are a [saga.Permanent]: the step may
-//     have taken effect.
-//   - Any other error is returned as it is. A refusal of a policy remains one: the attempt
-//     was not made. After any other error the step is in doubt and is tried again.
+//   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition, OutOfRange, Unimplemented,
+//     AlreadyExists and DataLoss are a [saga.Permanent]: the step may have taken effect.
+//   - Any other error is returned unchanged. It may be a refusal of a policy. After any other error, the step may have
+//     taken effect and is retried.
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -86,9 +83,8 @@ func Result(ctx context.Context, err error) error {
 	return err
 }
 
-// Context returns the ctx of an RPC's handler with the command of [Send],
-// for [saga.Apply]. The error has the code InvalidArgument, if the
-// metadata has no id of a command.
+// Context returns the ctx of an RPC's handler with the command from [Send], for [saga.Apply]. If the metadata has no
+// command ID, it returns an error with the code InvalidArgument.
 func Context(ctx context.Context) (context.Context, error) {
 	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
 	if len(keys) == 1 {
@@ -99,11 +95,10 @@ func Context(ctx context.Context) (context.Context, error) {
 	return ctx, status.Error(codes.InvalidArgument, "the metadata idempotency-key must be the id of a command")
 }
 
-// Error returns the result of [saga.Apply] as a handler answers it, so that
-// [Result] reads it. An answer ([saga.Permanent], resilience.Answer) has the
-// code FailedPrecondition, unless it has a code of its own. A [saga.Declined], also that of a
-// Do that comes after its Undo, has the ErrorInfo of one, too. Any other error, such as an
-// answer with Retryable() true, is returned as it is.
+// Error converts the result of [saga.Apply] to the error of a handler, which [Result] decodes. An answer
+// ([saga.Permanent], resilience.Answer) gets the code FailedPrecondition, unless it has its own code. A
+// [saga.Declined], including the error of a Do that arrives after its Undo, also gets the ErrorInfo. Any other error,
+// such as an answer with Retryable() true, is returned unchanged.
 func Error(err error) error {
 	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err
