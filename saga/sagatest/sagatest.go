@@ -1,11 +1,11 @@
-// Package sagatest tries out the steps of a saga.
+// Package sagatest tests the steps of a saga.
 //
 //	func TestTrip(t *testing.T) {
 //		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
 //	}
 //
-// A reply is lost, a request arrives twice, or after it was undone: Check makes each of these
-// failures, which are rare in production, happen to each step.
+// In production, a reply is rarely lost, and a request rarely arrives twice or after its Undo. Check causes each of
+// these failures in each step.
 package sagatest
 
 import (
@@ -24,24 +24,24 @@ import (
 // A Case is one of Check's runs, and what must hold after it.
 type Case[S any] struct {
 	Scenario string   // such as "the reply of hotel is lost"
-	State    *S       // of that run
-	InEffect []string // the steps that must be in effect now, without ReadOnly ones and children; none if compensated
+	State    *S       // the final state of the run
+	InEffect []string // the steps that must be in effect now, without ReadOnly steps and children; none if compensated
 }
 
-// Check runs the saga in memory: once without a failure, and once for each of these failures of
-// each step that has a Do and an Undo, up to the pivot:
+// Check runs the saga in memory: once without a failure, and once for each of these failures of each step that has a Do
+// and an Undo, up to the pivot:
 //
 //   - Do fails and takes no effect.
 //   - Do takes effect and its reply is lost.
-//   - Do takes no effect and its reply is lost: Undo is called without a Do, and then the
-//     Do arrives late, and must be declined.
+//   - Do takes no effect and its reply is lost. Undo is called without a Do. Then the Do arrives late and must be
+//     declined.
 //   - A policy of this module refuses Do at first.
 //
-// Each Do and each Undo is called twice with the same command id. All that must work has to return
-// nil, the saga must end as expected, and the state must survive its Codec. verify compares the
-// participants with the Case; they may be fresh for each run or not. Attempts, Backoff, Delay and
-// Await are ignored: SignalFrom returns no signal. A DoTx, an UndoTx and a Saga are not called:
-// Check the children by themselves.
+// Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
+// fails, if the saga ends differently, or if encoding and decoding change the state. verify compares the participants
+// with the Case; the participants may be new for each run or shared. Attempts, Backoff, Delay and Await are ignored,
+// and SignalFrom returns no signal. A DoTx, an UndoTx and a Child are not called: check the definitions of children
+// separately.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
@@ -65,7 +65,7 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 type trouble struct {
 	scenario string
 	does     bool  // Do takes effect
-	err      error // of Do
+	err      error // the error of Do
 	refused  bool  // a policy refuses the first attempt
 	late     bool  // the Do arrives after the Undo
 }
@@ -80,7 +80,7 @@ var (
 	}
 )
 
-// A refusal is the error of a policy that has not made the call.
+// A refusal is the error of a policy that refused the call.
 type refusal struct{}
 
 func (refusal) Error() string { return "sagatest: refused on purpose" }
@@ -95,7 +95,7 @@ type checker[S any] struct {
 	verify   []func(testing.TB, Case[S])
 }
 
-// readOnly reports whether Check sees no effect of a step.
+// readOnly reports whether Check expects no effect of a step.
 func readOnly[S any](st *saga.Step[S]) bool { return st.ReadOnly || st.Do == nil && st.DoTx == nil }
 
 // run runs the saga with trouble at one step.
@@ -131,7 +131,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	}
 }
 
-// wrap returns a step with trouble, each of whose calls happens twice.
+// wrap returns a step with trouble, whose functions are called twice for each attempt.
 func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{
 		Name: st.Name, Parallel: st.Parallel, Pivot: st.Pivot, ReadOnly: readOnly(st), Attempts: 1, UndoAttempts: 1,
@@ -146,7 +146,7 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 			for _, which := range []string{"", " again"} {
 				if err := fn(ctx, s); err != nil {
 					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
-					return saga.MaybeApplied(saga.Permanent(err)) // whatever err says, to end the run
+					return saga.MaybeApplied(saga.Permanent(err)) // ends the run, whatever err says
 				}
 			}
 			return nil
@@ -205,7 +205,7 @@ func (c *checker[S]) codec(scenario string, s *S) {
 		return
 	}
 	again, err := encode(back)
-	// An encoder may write the same map in any order.
+	// A Codec may encode the same map in any order.
 	if err != nil || !slices.Equal(data, again) && !reflect.DeepEqual(s, back) {
 		c.t.Errorf("%s: the state does not come back from its Codec as it was: %v, %s", scenario, err,
 			fmt.Sprintf("%q and then %q", data, again))
