@@ -11,37 +11,37 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A machine is a saga between two decisions. Its methods are the rules by which a saga changes; decide applies
-// them. They make no calls, read no clock, take no lock and write nothing.
+// A machine is a saga between two decisions. Its methods are the rules by which a saga changes, and decide applies
+// them. They call nothing, read no clock, take no lock and write nothing.
 type machine struct {
-	Instance // what is stored is what is decided on
+	Instance // the stored part, on which decisions are based
 
 	p     *program
-	quiet bool // keep no log: nothing is recorded under Run
+	quiet bool // no log is kept, since Run records nothing
 
 	keepLog bool // the next decision continues the log
 
 	cause    error             // the error whose text is Cause
-	wish     error             // why the saga is to turn back, at wishStep; the first wish counts
+	wish     error             // why the saga must turn back, at wishStep; the first cause remains
 	wishStep string            // "" for none
-	signals  map[string][]byte // by name; nil if they were not read yet; never changed
+	signals  map[string][]byte // by name; nil until they are read; the map is never modified
 
 	work  []work // by step
-	at    int    // the first group that is not complete
-	moved bool   // progress was made: advance sets since
+	at    int    // the index of the first incomplete group
+	moved bool   // progress was made, so advance sets since
 
-	log     []store.Entry // since the last decision that changed something
-	changed bool          // the decision must be recorded before another attempt begins
+	log     []store.Entry // entries since the last decision that changed something
+	changed bool          // the decision must be recorded before another attempt starts
 }
 
 // work is the attempt of a step.
 type work struct {
-	busy bool   // it is in progress
-	base []byte // the state that it was given, unless the steps are a chain
+	busy bool   // the attempt is in progress
+	base []byte // the attempt's initial state, unless the steps are a chain
 	err  error  // the error of the latest attempt; nil if only its text is known
 }
 
-// newMachine returns the machine of a saga that begins.
+// newMachine returns the machine of a new saga.
 func newMachine(p *program) *machine {
 	m := &machine{p: p, work: make([]work, len(p.steps))}
 	m.Saga, m.Status, m.pivot, m.Steps = p.name, Running, &p.pivotName, make([]StepState, len(p.steps))
@@ -51,8 +51,8 @@ func newMachine(p *program) *machine {
 	return m
 }
 
-// load returns the machine of a recorded saga. If the record is not one of the definition, load returns an error
-// and a machine with the definition's steps, none of which has begun.
+// load returns the machine of a recorded saga. If the record does not match the definition, load returns an error and
+// a machine with the definition's steps, none of which has started.
 func load(p *program, rec *store.Record) (*machine, error) {
 	m := newMachine(p)
 	in, err := decode(rec)
@@ -111,7 +111,7 @@ func (m *machine) clone() *machine {
 	return &c
 }
 
-// commit returns the machine as a store records it.
+// commit returns the request that records the machine.
 func (m *machine) commit() store.CommitRequest {
 	return store.CommitRequest{
 		Status: m.Status, Progress: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError,
@@ -119,10 +119,10 @@ func (m *machine) commit() store.CommitRequest {
 	}
 }
 
-// going reports whether the saga goes forward or back.
+// going reports whether the saga is running or compensating.
 func (m *machine) going() bool { return m.Status == Running || m.Status == Compensating }
 
-// note logs an entry, which is to be recorded before another attempt begins.
+// note logs an entry, which must be recorded before another attempt starts.
 func (m *machine) note(e store.Entry) {
 	m.changed = true
 	if !m.quiet {
@@ -131,7 +131,7 @@ func (m *machine) note(e store.Entry) {
 	}
 }
 
-// set gives a step a status. What it waited for before is over.
+// set sets the status of a step and ends its wait.
 func (m *machine) set(i int, s StepStatus) {
 	st := &m.Steps[i]
 	st.Status, st.NotBefore, st.WaitingSince, st.Refusals = s, time.Time{}, time.Time{}, 0
@@ -140,16 +140,16 @@ func (m *machine) set(i int, s StepStatus) {
 
 // Questions.
 
-// complete reports whether a step needs nothing more on the way forward.
+// complete reports whether a step needs nothing more while the saga goes forward.
 func complete(s StepStatus) bool { return s == StepDone || s == StepSkipped }
 
-// failedForGood reports whether a step needs an operator or turns the saga back, in either
-// direction.
+// failedForGood reports whether a step failed permanently, forward or while compensating: it turns the saga back or
+// needs an operator.
 func failedForGood(s StepStatus) bool {
 	return s == StepFailed || s == StepNoEffect || s == StepUndoFailed
 }
 
-// undoable reports whether a step of a saga that has turned back is still to be undone.
+// undoable reports whether a step of a compensating saga must still be undone.
 func undoable(s StepStatus) bool {
 	return s == StepStarted || s == StepDone || s == StepFailed || s == StepUndoing || s == StepUndoFailed
 }
@@ -166,21 +166,19 @@ func skippable(s StepStatus) bool {
 // isFinalPivot reports whether a step is the pivot and has no Undo.
 func (m *machine) isFinalPivot(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
 
-// pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. The
-// saga cannot turn back before its answer is known.
+// pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. The saga cannot turn
+// back before the outcome is known.
 func (m *machine) pivotMayHaveActed(i int) bool {
 	return m.isFinalPivot(i) && (m.Steps[i].MaybeApplied || m.work[i].busy)
 }
 
-// pivotAwaitsAnswer reports whether the answer of the pivot must be known before the saga can turn
-// back.
+// pivotAwaitsAnswer reports whether the outcome of the pivot must be known before the saga can turn back.
 func (m *machine) pivotAwaitsAnswer() bool {
 	p := m.p.pivot
 	return p >= 0 && m.pivotMayHaveActed(p) && m.Steps[p].Status == StepStarted
 }
 
-// turning returns why a saga that goes forward must turn back, and at which step. why is nil if it
-// need not.
+// turning returns why a running saga must turn back, and at which step. why is nil if it need not turn back.
 func (m *machine) turning(now time.Time) (step string, why error) {
 	switch {
 	case m.pivotDone():
@@ -203,14 +201,14 @@ func (m *machine) turning(now time.Time) (step string, why error) {
 	return "", nil
 }
 
-// turns reports whether a saga that goes forward must turn back.
+// turns reports whether a running saga must turn back.
 func (m *machine) turns(now time.Time) bool {
 	_, why := m.turning(now)
 	return why != nil
 }
 
-// late returns the error of a saga that turns back for lack of time: why, together with the latest
-// error of the first step that waits for another attempt, and that step.
+// late returns the error of a saga that turns back at its deadline: why, joined with the latest error of the first
+// step that waits for another attempt, and the name of that step.
 func (m *machine) late(why error) (step string, _ error) {
 	for i := range m.Steps {
 		if st := &m.Steps[i]; st.Status == StepStarted && st.Error != "" {
@@ -227,7 +225,7 @@ func (m *machine) errorOf(i int) error {
 	return recorded(m.Steps[i].Error)
 }
 
-// useless reports whether the attempt of a step is to end if the saga is to turn back.
+// useless reports whether to cancel the attempt of a step because the saga turns back.
 func (m *machine) useless(i int) bool {
 	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.pivotMayHaveActed(i)
 }
@@ -250,7 +248,7 @@ func (m *machine) onSignal(now time.Time) bool {
 	return false
 }
 
-// onOutside reports whether a step waits for something other than the time.
+// onOutside reports whether a step waits for a signal or for children.
 func (m *machine) onOutside(now time.Time) bool {
 	for i := range m.Steps {
 		if m.onChildren(i) {
@@ -260,7 +258,7 @@ func (m *machine) onOutside(now time.Time) bool {
 	return m.onSignal(now)
 }
 
-// busy returns how many attempts are running.
+// busy returns the number of attempts in progress.
 func (m *machine) busy() (n int) {
 	for i := range m.work {
 		if m.work[i].busy {
@@ -270,8 +268,8 @@ func (m *machine) busy() (n int) {
 	return n
 }
 
-// readyButForTime reports whether a step's next attempt only waits for its time. A saga that is to
-// turn back begins no Do, except for a pivot whose answer it must know.
+// readyButForTime reports whether a step's next attempt waits only for its time. A saga that must turn back starts no
+// Do, except for a pivot whose outcome must be known.
 func (m *machine) readyButForTime(i int, now time.Time) bool {
 	switch m.Steps[i].Status {
 	case StepUndoing:
@@ -282,7 +280,7 @@ func (m *machine) readyButForTime(i int, now time.Time) bool {
 	return false
 }
 
-// next returns the first step, at i or after it, whose next attempt may begin, or -1.
+// next returns the index of the first step, from i on, whose next attempt may start, or -1.
 func (m *machine) next(i int, now time.Time) int {
 	for ; i < len(m.Steps); i++ {
 		if m.readyButForTime(i, now) && !now.Before(m.Steps[i].NotBefore) {
@@ -292,7 +290,7 @@ func (m *machine) next(i int, now time.Time) int {
 	return -1
 }
 
-// deadline returns when the saga turns back for lack of time. ok is false if it does not.
+// deadline returns the time at which the saga turns back. ok is false if it has no deadline now.
 func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 	if m.CompleteBy.IsZero() || m.Status != Running || m.pivotDone() || m.turns(now) {
 		return time.Time{}, false
@@ -300,15 +298,15 @@ func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 	return m.CompleteBy, true
 }
 
-// wake returns when the next attempt may begin, the wait of a step ends, or the deadline if that is
-// sooner. ok is false if no step waits for a time. children counts the time at which children are
-// looked at again, too, and the deadline while all attempts are running.
+// wake returns the earliest of the times at which the next attempt may start, a wait ends or the deadline passes. ok
+// is false if no step waits for a time. With children, it includes the time at which children are read again, and the
+// deadline even while all attempts are in progress.
 func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Steps {
 		t := m.Steps[i].NotBefore
 		if m.Steps[i].Status == StepWaiting {
 			if t.IsZero() || m.turns(now) {
-				continue // it waits for a signal however long, or goes on no more
+				continue // the step waits for a signal without a limit, or does not continue
 			}
 		} else if !m.readyButForTime(i, now) || m.onChildren(i) && !children {
 			continue
@@ -337,14 +335,14 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 		return e, 0, true
 	case m.busy() > 0:
 		return e, 0, false
-	case m.next(0, now) >= 0: // also if this is a look at children
+	case m.next(0, now) >= 0: // even if the attempt only reads children
 		return released, 0, stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > lease/3 || m.onSignal(now) // to leave its place to another saga
+	park := wakeIn > lease/3 || m.onSignal(now) // to free its place for another saga
 	if m.onOutside(now) {
 		park = park || !timed
 		if again := m.lookIn(now, lease); !timed || again < wakeIn {
@@ -357,9 +355,9 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
 }
 
-// lookIn returns after how long a saga that waits for something outside is looked at again: for
-// children half of the time that it has waited, least or more, since the process may have died that was to
-// wake their parent. A signal is stored together with the wake-up.
+// lookIn returns the time after which a saga that waits for signals or children is read again. For children it is half
+// of the time that the saga has waited, but at least least, since the process that should wake the parent may have
+// died. A signal is stored together with the wake-up.
 func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	wait := 6 * time.Hour
 	for i := range m.Steps {
@@ -370,7 +368,7 @@ func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	return max(wait, least)
 }
 
-// waitsFor says what the first step that waits waits for, for the log.
+// waitsFor returns the text for the log about the first waiting step.
 func (m *machine) waitsFor() string {
 	for i := range m.Steps {
 		name, await := m.Steps[i].Name, m.p.steps[i].await
@@ -386,19 +384,18 @@ func (m *machine) waitsFor() string {
 	return ""
 }
 
-// A verdict is what the children of a step mean for its Do.
+// A verdict is the result of a Do that follows from the children of its step.
 type verdict int
 
 const (
 	childrenWait     verdict = iota // the Do has no result yet
 	childrenDone                    // all are completed
 	childrenFailed                  // one has failed, and some may have taken effect
-	childrenDeclined                // none has taken effect, or ever will
+	childrenDeclined                // no child took effect or ever will
 )
 
-// judge returns the verdict on children, and the first of them that was
-// compensated or abandoned, or -1. A step that can be undone has failed as soon as one child has;
-// one that cannot, when all have ended.
+// judge returns the verdict on children, and the index of the first child that was compensated or abandoned, or -1. If
+// the step can be undone, it fails as soon as one child has failed. Otherwise it fails when all have ended.
 func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	waits, compensated := false, true
 	failed = slices.IndexFunc(children, func(c childState) bool { return c.Status.Ended() && c.Status != Completed })
@@ -418,10 +415,10 @@ func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	return childrenFailed, failed
 }
 
-// The way forward and back.
+// Forward and back.
 
-// advance takes the saga as far as the results so far allow: it marks steps that are ready as
-// started or undoing, turns the saga back, and ends it.
+// advance continues the saga as far as the results allow: it marks ready steps as started or undoing, turns the saga
+// back, and ends it.
 func (m *machine) advance(now time.Time) {
 	if m.Status == Running {
 		m.goOn(now)
@@ -434,7 +431,7 @@ func (m *machine) advance(now time.Time) {
 	}
 }
 
-// goOn takes a saga forward: through the groups that are complete, to the first that is not.
+// goOn continues a running saga through the complete groups to the first incomplete one.
 func (m *machine) goOn(now time.Time) {
 	for {
 		m.skipComplete()
@@ -455,14 +452,14 @@ func (m *machine) goOn(now time.Time) {
 			}
 			opened = m.Steps[i].Status == StepWaiting && m.open(i, now) || opened
 		}
-		if !opened { // else a step may be done
+		if !opened { // otherwise a step may be done
 			m.stickIfOver(m.p.groups[m.at])
 			return
 		}
 	}
 }
 
-// skipComplete moves at behind the groups that are complete.
+// skipComplete moves at past the complete groups.
 func (m *machine) skipComplete() {
 	for ; m.at < len(m.p.groups); m.at++ {
 		g := m.p.groups[m.at]
@@ -472,12 +469,12 @@ func (m *machine) skipComplete() {
 	}
 }
 
-// start begins a step whose turn it is.
+// start starts a step whose turn has come.
 func (m *machine) start(i int, now time.Time) {
 	switch {
 	case !m.p.steps[i].gated():
 		m.set(i, StepStarted)
-	case !now.IsZero(): // else the saga has not begun: its first owner starts the step
+	case !now.IsZero(): // otherwise the saga has not started, and its first owner starts the step
 		m.set(i, StepWaiting)
 		m.Steps[i].WaitingSince = now
 		if m.p.steps[i].group == 0 && m.since.Equal(m.CreatedAt) && !m.CreatedAt.IsZero() {
@@ -486,8 +483,8 @@ func (m *machine) start(i int, now time.Time) {
 	}
 }
 
-// open lets a step go on that has waited long enough, or has its signal. It reports whether the
-// step waits no longer.
+// open ends the wait of a step whose time has elapsed or whose signal has arrived. It reports whether the step no
+// longer waits.
 func (m *machine) open(i int, now time.Time) bool {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	from := st.WaitingSince.Add(d.delay)
@@ -502,7 +499,7 @@ func (m *machine) open(i int, now time.Time) bool {
 		}
 		st.NotBefore = from.Add(d.awaitFor)
 		if m.signals == nil || now.Before(st.NotBefore) {
-			return false // without the signals nobody knows
+			return false // unknown until the signals are read
 		}
 		m.work[i].err = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.await, d.awaitFor)
 		st.Error = storable(m.work[i].err.Error())
@@ -520,17 +517,17 @@ func (m *machine) open(i int, now time.Time) bool {
 	return true
 }
 
-// stickIfOver makes the saga stuck if only an operator can help with a group. A step that waits
-// does not delay that, since it may wait forever.
+// stickIfOver makes the saga stuck if only an operator can help with a group. A waiting step does not delay that,
+// since it may wait forever.
 func (m *machine) stickIfOver(g group) {
 	waiting, failed := false, -1
 	for i := g.first; i < g.end; i++ {
 		switch s := m.Steps[i].Status; {
 		case s == StepWaiting || m.onChildren(i):
 			waiting = true
-		case m.TurnedBack && !undoable(s) || complete(s): // on the way back, what is done is being undone
+		case m.TurnedBack && !undoable(s) || complete(s): // while compensating, a done step is being undone
 		case !failedForGood(s):
-			return // it is at work
+			return // an attempt is in progress
 		case failed < 0:
 			failed = i
 		}
@@ -555,7 +552,7 @@ func (m *machine) stick(step string, why error) {
 	m.note(store.Entry{Step: step, Kind: EventStuck, Error: m.LastError})
 }
 
-// setCause notes why the saga turns back or is stuck, and where.
+// setCause records why the saga turns back or is stuck, and at which step.
 func (m *machine) setCause(step string, why error) {
 	m.Step, m.cause, m.Cause, m.answered = step, why, "", false
 	if why != nil {
@@ -563,14 +560,14 @@ func (m *machine) setCause(step string, why error) {
 	}
 }
 
-// wishBack asks the saga to turn back because of why, unless it is to already.
+// wishBack requests that the saga turn back because of why, unless this was requested before.
 func (m *machine) wishBack(step string, why error) {
 	if m.wish == nil {
 		m.wishStep, m.wish = step, why
 	}
 }
 
-// turn turns the saga back, once no Do is running and the answer of the pivot is known.
+// turn turns the saga back once no Do is in progress and the outcome of the pivot is known.
 func (m *machine) turn() {
 	if m.busy() > 0 {
 		return
@@ -588,7 +585,7 @@ func (m *machine) turn() {
 	m.turnBack(m.Step, m.wish.Error())
 }
 
-// turnBack turns the saga back. What has certainly taken no effect needs no Undo.
+// turnBack turns the saga back. A step that certainly took no effect needs no Undo.
 func (m *machine) turnBack(step, why string) {
 	m.Status, m.TurnedBack, m.moved = Compensating, true, true
 	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
@@ -601,7 +598,7 @@ func (m *machine) turnBack(step, why string) {
 	}
 }
 
-// goBack takes a saga that has turned back further: the last group that is not undone yet.
+// goBack continues a compensating saga with the last group that is not undone.
 func (m *machine) goBack() {
 	for at := len(m.p.groups) - 1; at >= 0; at-- {
 		g, left := m.p.groups[at], false
@@ -632,7 +629,7 @@ func (m *machine) goBack() {
 
 // Attempts.
 
-// op returns what the next attempt of a step is.
+// op returns the operation of the next attempt of a step.
 func (m *machine) op(i int) Op {
 	if m.Steps[i].Status == StepUndoing {
 		return OpUndo
@@ -640,7 +637,7 @@ func (m *machine) op(i int) Op {
 	return OpDo
 }
 
-// begin begins an attempt of a step that was next, and returns its number.
+// begin starts an attempt of a step that next returned, and returns its number.
 func (m *machine) begin(i int) (attempt int) {
 	m.work[i].busy = true
 	n := m.Steps[i].attempts(m.op(i))
@@ -677,7 +674,7 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	if !undo && a.Outcome != OutcomeFailed {
 		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
 	}
-	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // neither on the way back
+	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // both are false while compensating
 	if !a.Final && (unlimited || limit == Unlimited || *attempts < limit) {
 		again := true
 		if !undo {
@@ -705,8 +702,8 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts, Error: st.Error})
 }
 
-// refused records that a policy did not make an attempt. It does not count as an attempt and leaves nothing in
-// doubt. The first of several consecutive refusals is logged, with the next entry that is recorded.
+// refused records that a policy refused an attempt. The refusal does not count as an attempt, and the call had no
+// effect. The first of several consecutive refusals is logged with the next recorded entry.
 func (m *machine) refused(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	st.Refusals++
@@ -717,15 +714,15 @@ func (m *machine) refused(i int, a *Answer, now time.Time) {
 	m.stalled(i, a, *st.attempts(a.Op)+st.Refusals)
 }
 
-// stalled notes in the answer that the step's nth attempt or refusal is the 8th, 16th, 32nd and so on.
+// stalled sets the answer's stalled if the step's nth attempt or refusal is the 8th, 16th, 32nd and so on.
 func (m *machine) stalled(i int, a *Answer, n int) {
 	if s := m.Steps[i].Status; (s == StepStarted || s == StepUndoing) && n >= 8 && n&(n-1) == 0 {
 		a.stalled = n
 	}
 }
 
-// interrupted records that an attempt was cut short, or that its answer is lost. It does not count as an attempt.
-// It may have taken effect, unless it was refused.
+// interrupted records that an attempt was interrupted or that its answer is lost. It does not count as an attempt. It
+// may have taken effect, unless it was refused.
 func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
@@ -781,7 +778,7 @@ func (m *machine) wait(i, children int, now, next time.Time) {
 	}
 }
 
-// lookAgain makes the steps look at their children again now.
+// lookAgain makes the steps read their children again now.
 func (m *machine) lookAgain() {
 	for i := range m.Steps {
 		if m.onChildren(i) {
@@ -790,8 +787,8 @@ func (m *machine) lookAgain() {
 	}
 }
 
-// doubt puts the started steps in doubt that may have taken effect: all, or those alone whose
-// attempts are running here, since their results will be dropped.
+// doubt marks started steps as steps that may have taken effect: all of them, or only those with an attempt in
+// progress here, whose results will be dropped.
 func (m *machine) doubt(all bool) {
 	for i := range m.Steps {
 		if m.Steps[i].Status == StepStarted && !m.p.steps[i].failsClean && (all || m.work[i].busy) {
@@ -800,13 +797,13 @@ func (m *machine) doubt(all bool) {
 	}
 }
 
-// takeOver takes in that the owner before did not give the saga up.
+// takeOver records that the previous owner did not release the saga.
 func (m *machine) takeOver(previous string) {
 	m.doubt(true)
 	m.note(store.Entry{Kind: EventTakenOver, Error: "from " + previous})
 }
 
-// cancel asks the saga to turn back, and reports whether nobody has asked before.
+// cancel requests that the saga turn back, and reports whether this is the first request.
 func (m *machine) cancel(note string) bool {
 	if m.canceled || m.Status.Ended() {
 		return false
@@ -909,7 +906,7 @@ func (m *machine) skip(step, note string) error {
 	return nil
 }
 
-// retry gives what has failed its attempts again, and ends the waits between attempts.
+// retry resets the attempts of failed steps and ends the waits between attempts.
 func (m *machine) retry(note string) {
 	m.takeAway()
 	m.note(store.Entry{Kind: EventRetried, Error: note})
@@ -929,7 +926,7 @@ func (m *machine) retry(note string) {
 			if st.MaybeApplied {
 				m.set(i, StepStarted)
 			} else {
-				m.set(i, StepIdle) // its turn comes again, and with it what it waits for
+				m.set(i, StepIdle) // its turn comes again, with its wait
 			}
 		}
 	}
@@ -947,7 +944,7 @@ func (m *machine) unstick() {
 	}
 }
 
-// compensate turns the saga back. The error says why it cannot.
+// compensate turns the saga back, or returns an error with the reason why it cannot.
 func (m *machine) compensate(note string) error {
 	if m.TurnedBack || m.pivotDone() {
 		return errors.New("only on its way forward, and if its pivot is not done")
@@ -964,7 +961,7 @@ func (m *machine) compensate(note string) error {
 	return nil
 }
 
-// forestall makes the machine that of a saga that has turned back before it began.
+// forestall turns a saga back before its start.
 func (m *machine) forestall(why string) {
 	m.Status, m.TurnedBack = Compensated, true
 	m.setCause("", reason(why))

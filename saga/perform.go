@@ -22,7 +22,7 @@ type attempt struct {
 	h *hold  // nil unless a Runner performs the call
 	r *runID // nil unless Run performs the call
 	s any    // the state: under Run the caller's, otherwise a copy
-	n int    // the number of the step
+	n int    // the index of the step
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc // ends ctx, and with it tx
@@ -81,8 +81,8 @@ func (t *attempt) perform(ctx context.Context) {
 	err = t.call()
 }
 
-// settle returns the error of an attempt of a Runner or another engine. It rolls back the transaction of an attempt
-// that has failed, and encodes the state of others.
+// settle returns the error of an attempt of a Runner or another engine. It rolls back the transaction of a failed
+// attempt, and encodes the state after a successful one.
 func (t *attempt) settle(err error, panicked any) error {
 	name := t.p.steps[t.n].name
 	if panicked != nil {
@@ -104,7 +104,7 @@ func (t *attempt) settle(err error, panicked any) error {
 	return err
 }
 
-// keep encodes the state, if it has changed. If it does not encode, the attempt has failed for good.
+// keep encodes the state if it has changed. If encoding fails, the attempt has failed permanently.
 func (t *attempt) keep(err error) error {
 	var data []byte
 	encoding := t.guard(func() (err error) { data, err = t.p.encodeFrom(t.s, t.State); return err })
@@ -132,7 +132,7 @@ func (t *attempt) guard(fn func() error) (err error) {
 	return fn()
 }
 
-// fail makes the answer that of an attempt with an error.
+// fail sets the answer of an attempt with an error.
 func (t *attempt) fail(err error) {
 	st := &t.p.steps[t.n]
 	read := func() error {
@@ -154,8 +154,8 @@ func (t *attempt) fail(err error) {
 	_ = t.guard(read)
 }
 
-// read makes the answer that of an attempt with an error, and returns the pause that the error asks for. cut means
-// that the runner has ended the attempt.
+// read sets the answer of an attempt with an error, and returns the pause that the error requests. cut reports whether
+// the runner interrupted the attempt.
 func (a *Answer) read(err error, st *step, cut bool) (retryAfter time.Duration) {
 	e := endOf(err, st.failsClean)
 	a.err, a.Error, a.Final, a.refused = err, storable(err.Error()), e.final && !e.refused, e.refused
@@ -166,7 +166,7 @@ func (a *Answer) read(err error, st *step, cut bool) (retryAfter time.Duration) 
 // errPanicked is the error of a step that did not return under Run.
 var errPanicked = Permanent(errors.New("saga: the step panicked"))
 
-// isCut reports whether the ctx of an attempt has ended because the runner stopped or lost the saga.
+// isCut reports whether the ctx of an attempt was canceled because the runner stopped or lost the saga.
 func isCut(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return errors.Is(cause, errDraining) || errors.Is(cause, errLost)
@@ -207,20 +207,19 @@ type notBegun struct{ error }
 func (e *notBegun) Unwrap() error { return e.error }
 func (*notBegun) Refused() bool   { return true }
 
-// leastPause is the shortest wait after a refusal. Refusals are not limited in number, and the
-// Backoff may return zero.
+// leastPause is the shortest wait after a refusal. The number of refusals is not limited, and the Backoff may return
+// zero.
 const leastPause = 10 * time.Millisecond
 
-// longestAsked is the longest RetryAfter that counts, unless the Backoff is longer. A server that
-// asks for ten years, in a wrong unit, would keep a saga running for as long, and nobody would be
-// told of it.
+// longestAsked is the longest accepted RetryAfter, unless the Backoff is longer. If a server requested ten years, in a
+// wrong unit, the saga would run for that time without a report.
 const longestAsked = time.Hour
 
-// pauseAfter returns how long to wait after a failed attempt whose error has the RetryAfter after.
+// pauseAfter returns the wait after a failed attempt whose error has the RetryAfter after.
 func pauseAfter(st *step, attempt int, after time.Duration) time.Duration {
 	d := st.backoff(attempt)
 	if after = min(after, longestAsked); after > d {
-		// The jitter spreads attempts that were told to wait for the same moment.
+		// The jitter spreads attempts that would otherwise start at the same time.
 		d = after + rand.N(after/10+1)
 	}
 	return max(d, 0)

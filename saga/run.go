@@ -44,7 +44,7 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	return r.run()
 }
 
-// A memoryRun is one Run. Its fields belong to the caller's goroutine.
+// A memoryRun is one call to Run. Only the caller's goroutine uses its fields.
 type memoryRun struct {
 	p       *program
 	id      runID
@@ -52,19 +52,19 @@ type memoryRun struct {
 	s       any
 	m       *machine
 	in      Input
-	timed   bool           // the time matters
+	timed   bool           // the saga needs the time
 	group   errgroup.Group // of parallel attempts
 	answers chan *attempt
 	running map[string]context.CancelCauseFunc // the parallel attempts, by step
 	broken  *panicked                          // the first attempt on another goroutine that did not return
 }
 
-// panicked is how an attempt ended that did not return: by a panic with the value, or by a runtime.Goexit.
+// panicked describes an attempt that did not return: it panicked with the value, or called runtime.Goexit.
 type panicked struct{ value any }
 
 func (r *memoryRun) run() error {
-	// A panic or a runtime.Goexit of a step that is not parallel passes through to the caller. Meanwhile the
-	// deferred loop undoes what is done. After a return it has nothing left to do.
+	// A panic or a runtime.Goexit of a step that is not parallel passes through to the caller. The deferred loop first
+	// undoes the done steps. After a return it has nothing left to do.
 	defer r.loop()
 	r.loop()
 	switch {
@@ -78,7 +78,7 @@ func (r *memoryRun) run() error {
 	return r.m.failureOf(r.m.cause, r.m.errorOf)
 }
 
-// loop decides and performs until the saga goes no further.
+// loop decides and performs until the saga stops.
 func (r *memoryRun) loop() {
 	for {
 		r.in.Now, r.in.ended = r.now(), ended.Error(r.ctx)
@@ -101,7 +101,7 @@ func (r *memoryRun) loop() {
 	}
 }
 
-// perform makes a call: on this goroutine, or on one of its own if the saga has parallel steps.
+// perform makes a call: on this goroutine, or on a separate one if the saga has parallel steps.
 func (r *memoryRun) perform(c Call) {
 	t := &attempt{Call: c, p: r.p, r: &r.id, s: r.s}
 	if r.p.chain {
@@ -127,8 +127,8 @@ func (r *memoryRun) perform(c Call) {
 	})
 }
 
-// limit returns the ctx of a call. The end of the caller's ctx, and the saga's deadline, reach only a Do before the
-// pivot is done.
+// limit returns the ctx of a call. The cancellation of the caller's ctx and the saga's deadline apply only to a Do
+// before the pivot is done.
 func (r *memoryRun) limit(ctx context.Context, c *Call) (context.Context, context.CancelFunc) {
 	switch {
 	case c.detached:
@@ -139,8 +139,7 @@ func (r *memoryRun) limit(ctx context.Context, c *Call) (context.Context, contex
 	return ctx, func() {}
 }
 
-// wait waits for the end of an attempt, for the time of the next one, or for the end of the caller's ctx if that still
-// matters.
+// wait waits until an attempt ends, the next one may start, or the caller's ctx is done, if that still matters.
 func (r *memoryRun) wait(d *Decision) {
 	var alarm <-chan time.Time
 	var done <-chan struct{}
@@ -163,8 +162,8 @@ func (r *memoryRun) wait(d *Decision) {
 	}
 }
 
-// collect takes the answer of an attempt. If it failed while the caller's ctx has ended, the saga turns back because of
-// both.
+// collect receives the answer of an attempt. If the attempt failed after the caller's ctx was done, the saga turns
+// back because of both.
 func (r *memoryRun) collect(t *attempt) {
 	a := t.answer
 	r.timed = r.timed || a.err != nil
@@ -176,12 +175,12 @@ func (r *memoryRun) collect(t *attempt) {
 
 func (r *memoryRun) now() time.Time {
 	if !r.timed {
-		return time.Time{} // nothing has failed, so nothing waits
+		return time.Time{} // no attempt has failed, so none waits
 	}
 	return time.Now()
 }
 
-// withEnd returns err together with the end of ctx, unless err is that already.
+// withEnd returns err joined with ctx's cause, unless err already includes it.
 func withEnd(ctx context.Context, err error) error {
 	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
 		return err

@@ -16,9 +16,9 @@ type Codec[S any] interface {
 	Decode(data []byte, s *S) error
 }
 
-// unkept returns the first field of a state of type t that JSON does not keep, or "".
-// Such a field keeps its value while one process runs the saga, and loses it when another
-// takes the saga over. path is where t is in the state, and seen has the types that need no look.
+// unkept returns the first field of a state of type t that JSON loses, or "". Such a field has its value while one
+// process runs the saga, and loses it when another process takes the saga over. path is the position of t in the
+// state, and seen has the types that need no check.
 func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	if seen[t] || marshals(t) {
 		return ""
@@ -30,7 +30,7 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		return cmp.Or(path, " of type "+t.String())
 	case reflect.Interface:
-		if t.NumMethod() > 0 { // JSON writes an error, and cannot read it
+		if t.NumMethod() > 0 { // JSON encodes an error but cannot decode it
 			return cmp.Or(path, " of type "+t.String())
 		}
 	case reflect.Struct:
@@ -44,7 +44,7 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 		for i := range t.NumField() {
 			f := t.Field(i)
 			name := path + "." + f.Name
-			// JSON keeps the exported fields of an embedded struct whose type is not exported.
+			// JSON encodes the exported fields of an embedded struct with an unexported type.
 			embedded := f.Anonymous && f.Type.Kind() == reflect.Struct
 			if f.Tag.Get("json") == "-" || !f.IsExported() && !embedded {
 				if f.Type.Size() == 0 {
@@ -62,15 +62,14 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 
 // marshals reports whether values of type t marshal themselves.
 func marshals(t reflect.Type) bool {
-	p := reflect.PointerTo(t) // it has the methods of t, too
+	p := reflect.PointerTo(t) // p also has the methods of t
 	return p.Implements(reflect.TypeFor[json.Marshaler]()) || p.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
 
-// mergeState writes a step's changes into the state: every field in which changed, the
-// step's copy of the state, differs from base, the copy as it was. The fields of structs
-// and the entries of maps are merged one by one, any other value as a whole. A field that
-// another step has changed to a different value in the meantime is a conflict. All three
-// are pointers to the same type.
+// mergeState writes a step's changes into the state: every field in which changed, the step's copy of the state,
+// differs from base, its initial copy. Fields of structs and entries of maps are merged one by one, other values as a
+// whole. It is a conflict if another step has changed a field to a different value. All three are pointers to the same
+// type.
 func mergeState(into, base, changed any) error {
 	return mergeValue(reflect.ValueOf(into).Elem(), reflect.ValueOf(base).Elem(), reflect.ValueOf(changed).Elem(), "")
 }
@@ -121,8 +120,7 @@ func sameEntry(a, b reflect.Value) bool {
 
 func equal(a, b reflect.Value) bool { return reflect.DeepEqual(a.Interface(), b.Interface()) }
 
-// allExported reports whether all fields of a struct can be set, also those that it has from an
-// embedded struct.
+// allExported reports whether all fields of a struct can be set, including the fields of embedded structs.
 func allExported(t reflect.Type) bool {
 	for i := range t.NumField() {
 		f := t.Field(i)
