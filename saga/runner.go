@@ -26,7 +26,7 @@ import (
 // A Runner is the [Engine] on a [Store]. It claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
 type Runner struct {
-	// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
+	// This file runs a saga: claim and hold it, and then decide, record and perform in a loop.
 
 	store store.Store
 	tx    store.TxStore // nil if the store has no transactions
@@ -40,10 +40,10 @@ type Runner struct {
 	mu       sync.Mutex
 	programs map[store.Definition]*program
 	held     map[string]*hold
-	reserved int             // places kept for a Start or claim under way
-	base     context.Context // of every attempt; nil while Run is not under way
+	reserved int             // places reserved for a Start or claim in progress
+	base     context.Context // the ctx of every attempt; nil while Run is not active
 	draining bool
-	backlog  bool                           // the last claim returned as many as it asked for
+	backlog  bool                           // the last claim returned as many sagas as it requested
 	waiters  map[string][]chan store.Record // by id, for Result
 
 	unread map[string]unreadable // sagas that another build of the program may be able to read, by id
@@ -160,7 +160,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		if errors.Is(err, store.ErrNotMigrated) {
 			return fmt.Errorf("saga: run: %w", err)
 		}
-		if err != nil && ctx.Err() == nil { // it may answer later
+		if err != nil && ctx.Err() == nil { // the store may answer later
 			r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
 		}
 	}
@@ -180,8 +180,8 @@ func (r *Runner) Run(ctx context.Context) error {
 		func() { r.listenLoop(ctx) },
 		func() { r.survey(ctx) },
 		func() { every(ctx, r.cfg.Poll, nil, func() time.Duration { return r.sweep(ctx) }) },
-		// The heartbeat ends with the ctx of the attempts. Otherwise a step that hangs, or a store that
-		// accepts heartbeats and fails every commit, would keep a saga forever.
+		// The heartbeat ends with the ctx of the attempts. Otherwise a hung step, or a store that accepts heartbeats
+		// and fails every commit, would keep a saga forever.
 		func() { every(base, r.cfg.LeaseTTL/3, nil, func() time.Duration { return r.heartbeat(base) }) },
 	} {
 		loops.Go(func() error { loop(); return nil })
@@ -209,8 +209,7 @@ func (r *Runner) isDraining() bool {
 	return r.draining
 }
 
-// every calls fn after the first wait, after each that fn returns, and when wake is told, until
-// ctx ends.
+// every calls fn after the first wait, after each wait that fn returns, and when wake receives, until ctx is done.
 func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn func() time.Duration) {
 	for wait := first; ; wait = fn() {
 		if wait > 0 {
@@ -226,8 +225,8 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 	}
 }
 
-// claimLoop claims sagas at each Poll, and when it is woken. While the store fails nothing wakes
-// it, since the store may fail because of how often it is asked.
+// claimLoop claims sagas at each Poll and when it is woken. While the store fails, nothing wakes it, since the load
+// may be the reason.
 func (r *Runner) claimLoop(ctx context.Context) {
 	var failing, next time.Time
 	every(ctx, 0, r.wake, func() time.Duration {
@@ -236,7 +235,7 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		}
 		began := time.Now()
 		err := r.claim(ctx)
-		// The jitter keeps processes from asking at the same time.
+		// The jitter prevents processes from claiming at the same time.
 		wait := r.cfg.Poll - r.chance(r.cfg.Poll/8+1)
 		if err == nil {
 			failing = time.Time{}
@@ -252,13 +251,13 @@ func (r *Runner) claimLoop(ctx context.Context) {
 	})
 }
 
-// pauseFor returns how long a store is left alone that has failed since then: for as long as
-// it has failed, but no less than least and no longer than most.
+// pauseFor returns the pause before the next call to a store that has failed since then: the time for which it has
+// failed, but at least least and at most most.
 func pauseFor(since time.Time, least, most time.Duration) time.Duration {
 	return max(least, min(time.Since(since), most))
 }
 
-// claim claims as many sagas as there are places for.
+// claim claims as many sagas as there are free places.
 func (r *Runner) claim(ctx context.Context) error {
 	r.mu.Lock()
 	req := store.ClaimRequest{Owner: r.owner, LeaseTTL: r.cfg.LeaseTTL, Definitions: slices.Collect(maps.Keys(r.programs))}
@@ -271,7 +270,7 @@ func (r *Runner) claim(ctx context.Context) error {
 		return nil
 	}
 	since := time.Now()
-	// The end of ctx does not cut the claim short: claimed sagas must be written back.
+	// The cancellation of ctx does not interrupt the claim: claimed sagas must be released.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/3)
 	recs, err := r.store.Claim(call, req)
 	cancel()
@@ -292,7 +291,7 @@ func (r *Runner) claim(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.backlog = len(recs) == req.Limit
-	r.unreserve(req.Limit) // some may have ended already
+	r.unreserve(req.Limit) // some sagas may have ended already
 	return err
 }
 
@@ -320,15 +319,15 @@ func (r *Runner) reserve(n int) int {
 	return n
 }
 
-// unreserve gives the places of one reserve back. The caller holds r.mu.
+// unreserve releases the places of a reserve. The caller holds r.mu.
 func (r *Runner) unreserve(n int) {
 	r.reserved -= n
 	r.work.Done()
 	r.claimRest()
 }
 
-// claimRest makes the runner claim what its last claim has left for want of places, when it has
-// enough of them. The caller holds r.mu.
+// claimRest wakes the claim loop for sagas that the last claim left behind, once enough places are free. The caller
+// holds r.mu.
 func (r *Runner) claimRest() {
 	if r.backlog && len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 {
 		r.backlog = false
@@ -336,7 +335,7 @@ func (r *Runner) claimRest() {
 	}
 }
 
-// gatherFor is how long the runner gathers notifications for one claim.
+// gatherFor is the time for which the runner collects notifications for one claim.
 const gatherFor = 2 * time.Millisecond
 
 // listenLoop lets the store wake the runner.
@@ -359,14 +358,14 @@ func (r *Runner) listenLoop(ctx context.Context) {
 	})
 }
 
-// heartbeat keeps all held sagas, with one statement for all.
+// heartbeat renews the leases of all held sagas with one statement.
 func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 	term, began := r.cfg.LeaseTTL, time.Now()
 	r.mu.Lock()
 	held := make(map[store.Held]*hold, len(r.held))
 	req := store.HeartbeatRequest{Owner: r.owner, LeaseTTL: term}
 	for id, h := range r.held {
-		if !h.isLost() { // else it waits for a step that ignores its ctx
+		if !h.isLost() { // otherwise it waits for a step that ignores its ctx
 			key := store.Held{ID: id, Epoch: h.rec.Epoch}
 			held[key], req.Held = h, append(req.Held, key)
 		}
@@ -376,9 +375,8 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		r.failing(&r.heartbeatErr, "heartbeat", nil)
 		return term / 3
 	}
-	// The first try has little time, so that a half-open connection does not cost the sagas. The
-	// second has more, in case the store is slow. A store with a single writer is local, and can only
-	// be slow.
+	// The first try has little time: a half-open connection must not cost the leases. The second try has more time, in
+	// case the store is slow. A store with a single writer is local, so it can only be slow.
 	tries := []time.Duration{term / 8, term / 3}
 	if r.tx != nil && r.tx.Exclusive() {
 		tries = tries[1:]
@@ -415,11 +413,11 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 	return time.Until(began.Add(term / 3))
 }
 
-// sweepBatch is how many sagas one call of the store deletes, of each status.
+// sweepBatch is the number of sagas of each status that one call to the store deletes.
 const sweepBatch = 200
 
-// sweep deletes sagas that have been kept for long enough, a small batch of each status, and
-// returns when to go on. A runner that is busy does so as well, since it ends many.
+// sweep deletes a small batch of sagas of each status whose retention has elapsed, and returns the wait before the
+// next call. A busy runner also deletes, since it ends many sagas.
 func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	next = 3 * r.cfg.LeaseTTL
 	for _, kept := range r.cfg.Retention.byStatus() {
@@ -444,8 +442,8 @@ func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	return next
 }
 
-// hold makes this runner the holder of a saga, which it has been since then by the local clock. It
-// returns what runs the saga. The caller has reserved a place.
+// hold makes this runner the holder of a saga, from the time since of the local clock. It returns the function that
+// runs the saga. The caller has reserved a place.
 func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -470,15 +468,14 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	return func() { r.work.Go(h.run) }
 }
 
-// start has the store start a saga, unless it exists, and runs it here if there is a place. The hooks are
-// told of a new one while it is held, so that they may take longer than a hold.
+// start starts a saga in the store unless it exists, and runs it here if a place is free. Observers are notified of a
+// new saga while it is held, so they may take longer than a lease.
 func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Record, error) {
 	defer r.claimAtOnce(&req)()
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
-		// The answer may be lost. If the saga exists, its nonce says whether this call
-		// has started it.
+		// The answer may be lost. If the saga exists, its nonce shows whether this call started it.
 		found, lerr := r.store.Load(ctx, req.ID)
 		if lerr != nil {
 			return rec, fmt.Errorf("saga: start of %q: %w", req.ID, err)
@@ -500,7 +497,7 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 	return rec, nil
 }
 
-// drop forgets a saga that is no longer held. rec is how it was last recorded.
+// drop removes a saga that is no longer held. rec is its last record.
 func (r *Runner) drop(rec store.Record, h *hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -520,28 +517,28 @@ type hold struct {
 	since time.Time    // rec.Now by the local clock
 
 	m        *machine                           // the latest snapshot
-	in       Input                              // what has happened since
+	in       Input                              // the events since then
 	running  map[string]context.CancelCauseFunc // the attempts in progress, by step
-	inTx     bool                               // one of them has a transaction
-	open     *attempt                           // whose transaction is to be committed
-	readLast bool                               // the signals were read when no more could come
+	inTx     bool                               // an attempt in progress has a transaction
+	open     *attempt                           // the attempt whose transaction is to be committed
+	readLast bool                               // the signals were read when no more could arrive
 
-	ctx     context.Context         // of the attempts: ends when the saga is lost
-	stop    context.CancelCauseFunc // ends ctx
+	ctx     context.Context         // the ctx of the attempts, canceled when the saga is lost
+	stop    context.CancelCauseFunc // cancels ctx
 	results chan *attempt
-	timer   *time.Timer   // fires at the end
-	signal  chan struct{} // something below has changed
+	timer   *time.Timer   // fires at until
+	signal  chan struct{} // reports a change of a field below
 
 	mu         sync.Mutex
-	until      time.Time // the end, by the local clock
+	until      time.Time // the end of the lease by the local clock
 	lost       bool      // another runner has the saga, or may have by now
 	released   bool      // the saga is written back or has ended
 	cancelNote *string   // of a request to turn back, or nil
 	overdue    []overdue // attempts in progress that ignore the end of their ctx
 }
 
-// renew moves the end of the hold, after a heartbeat that was sent at since. It does not if the hold is over,
-// although its timer may not have fired: isLost has said so.
+// renew extends the lease after a heartbeat that was sent at since, unless the lease has expired: isLost may have
+// reported that before the timer fired.
 func (h *hold) renew(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -551,7 +548,7 @@ func (h *hold) renew(since time.Time) {
 	}
 }
 
-// lose gives up a saga that another runner has, or may have by now, and ends its attempts.
+// lose marks a saga that another runner has, or may have by now, as lost, and cancels its attempts.
 func (h *hold) lose() {
 	h.mu.Lock()
 	h.lost = true
@@ -560,8 +557,8 @@ func (h *hold) lose() {
 	h.nudge()
 }
 
-// isLost reports whether this owner may no longer act. A process that was stopped learns
-// it here before its timers fire.
+// isLost reports whether this owner may no longer act. In a process that was suspended, it reports true before the
+// timers fire.
 func (h *hold) isLost() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -574,7 +571,7 @@ func (h *hold) isReleased() bool {
 	return h.released
 }
 
-// isHeld reports whether the saga is still to be followed: it is neither released nor lost.
+// isHeld reports whether the saga is neither released nor lost.
 func (h *hold) isHeld() bool { return !h.isReleased() && !h.isLost() }
 
 // nudge wakes the goroutine of the saga.
@@ -585,7 +582,7 @@ func (h *hold) nudge() {
 	}
 }
 
-// cancel passes on a request to turn back.
+// cancel passes a request to cancel to the goroutine of the saga.
 func (h *hold) cancel(note string) {
 	h.mu.Lock()
 	h.cancelNote = &note
@@ -624,8 +621,7 @@ func (h *hold) hangsInTx() bool {
 // now returns the store's clock, as well as it is known here.
 func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 
-// run runs the saga until it ends, is written back to wait for its next attempt, is
-// handed over because the runner stops, or is lost.
+// run runs the saga until it ends, is parked, is released because the runner stops, or is lost.
 func (h *hold) run() {
 	defer h.stop(nil)
 	defer h.timer.Stop()
@@ -689,7 +685,7 @@ func (h *hold) decide(m *machine, idle bool) Decision {
 	return m.decide(&h.in)
 }
 
-// accept makes a decision the latest snapshot, and reports the attempts that it counted.
+// accept makes the decision the latest snapshot, and reports the attempts that it counted.
 func (h *hold) accept(d *Decision) {
 	h.m, h.in = d.Snapshot.m, Input{}
 	for i := range d.answers {
@@ -731,16 +727,15 @@ func (h *hold) load() {
 	h.accept(&d)
 	req := h.request(&d)
 	if !readable {
-		req.State, req.Progress = h.rec.State, h.rec.Progress // as they are
+		req.State, req.Progress = h.rec.State, h.rec.Progress // unchanged
 	}
 	_ = h.write(req, true)
 }
 
-// readSignals reads the signals when the saga was claimed, before a wait for one can end, and when no
-// more can come, for the Undos. One that comes later than that wakes the saga as soon as it is written
-// back to wait. It reports false if the saga is lost.
+// readSignals reads the signals when the saga was claimed, before a wait for one can end, and when no more can arrive,
+// for the Undos. A later signal wakes the saga as soon as it is parked. It reports false if the saga is lost.
 func (h *hold) readSignals(now time.Time) bool {
-	last := h.rec.Status != Running // no signal is kept any more
+	last := h.rec.Status != Running // no signal is accepted any more
 	if !h.p.awaits || h.m.signals != nil && !h.m.onSignal(now) && (!last || h.readLast) {
 		return true
 	}
@@ -768,8 +763,8 @@ func (h *hold) record(d *Decision) {
 	}
 }
 
-// giveUp makes the saga stuck because of err, as it was last recorded. Steps that had started then are in
-// doubt.
+// giveUp makes the saga stuck because of err, in the state that was last recorded. Steps that had started by then are
+// in doubt.
 func (h *hold) giveUp(err error) {
 	m, failed := load(h.p, &h.rec)
 	if failed == nil {
@@ -794,13 +789,13 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 	return req
 }
 
-// A commit is given up after so many failures, if they have also lasted for a LeaseTTL. In
-// that time the store has accepted the saga's heartbeats, so the fault is in the commit.
+// The runner stops retrying a commit after this number of failures, if they have also lasted for a LeaseTTL. In that
+// time the store has accepted the saga's heartbeats, so the fault is in the commit.
 const unwritable = 10
 
-// write commits req, and calls the hooks. If the answer is lost, it finds out whether the commit has
-// happened, and repeats it if not. It returns errLost if the saga is lost, and another error if the
-// commit cannot be written, unless it is the last resort.
+// write commits req and notifies the observers. If the answer is lost, it reads whether the commit has happened, and
+// repeats it if not. It returns errLost if the saga is lost, and another error if the commit cannot be written, unless
+// it is the last resort.
 func (h *hold) write(req store.CommitRequest, last bool) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
@@ -821,13 +816,11 @@ func (h *hold) write(req store.CommitRequest, last bool) error {
 	}
 }
 
-// happened reports whether a commit has happened that returned err, and takes in its receipt. If the
-// answer is lost, the record says so: then it has the nonce of the commit.
-//
-// A record that has not changed may be written again, even if an earlier try is still
-// under way: the fence admits only one of them. Any other record was written by another
-// owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
-// hold no longer knows the saga's state, and loses it.
+// happened reports whether a commit that returned err has happened, and records its receipt. If the answer is lost,
+// the record shows the result: after the commit, it has the commit's nonce. An unchanged record may be written again,
+// even if an earlier try is still in progress: the fence admits only one of them. Any other record was written by
+// another owner, or by a transaction of this owner whose COMMIT arrived late. In both cases this hold no longer knows
+// the saga's state, and loses it.
 func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bool {
 	for since := time.Now(); err != nil; {
 		if h.isLost() {
@@ -859,14 +852,14 @@ func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bo
 	return true
 }
 
-// commitFailed tells of the error of a commit, if the store has failed.
+// commitFailed reports the error of a commit if the store has failed.
 func (h *hold) commitFailed(err error) {
 	if err != nil && !errors.Is(err, store.ErrFenced) {
 		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", h.rec.ID, err))
 	}
 }
 
-// written notes that req is committed, and calls the hooks.
+// written records that req is committed, and notifies the observers.
 func (h *hold) written(req store.CommitRequest) {
 	h.mu.Lock()
 	h.released = req.Release
@@ -883,15 +876,15 @@ func (h *hold) written(req store.CommitRequest) {
 	}
 }
 
-// storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
-// and has a timeout, since a database may not answer.
+// storeCtx returns the ctx of one call to the store. It outlives the ctx of the attempts, and has a timeout, since a
+// database may not answer.
 func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(h.ctx), h.r.cfg.LeaseTTL/2)
 }
 
-// pause waits before the next call of a store that has failed since then, for longer the longer it
-// fails. In the first LeaseTTL, which may be all the time that is left, the pause is at most
-// LeaseTTL/20, and later at most 20 LeaseTTL, unless the saga is lost.
+// pause waits before the next call to a store that has failed since then. The pause grows with that time. In the first
+// LeaseTTL, which may be all the time that is left, it is at most LeaseTTL/20, and later at most 20 LeaseTTL, unless
+// the saga is lost.
 func (h *hold) pause(since time.Time) {
 	term := h.r.cfg.LeaseTTL
 	soon := pauseFor(since, time.Millisecond, term/20)
@@ -900,19 +893,19 @@ func (h *hold) pause(since time.Time) {
 	select {
 	case <-t.C:
 	case <-h.ctx.Done():
-		time.Sleep(h.r.chance(soon) + 1) // the hold may last for a while
+		time.Sleep(h.r.chance(soon) + 1) // the lease may last for a while
 	}
 }
 
-// perform makes calls, each on a goroutine of its own.
+// perform makes calls, each on a separate goroutine.
 func (h *hold) perform(calls []Call) {
 	for _, c := range calls {
 		t := &attempt{Call: c, p: h.p, h: h}
 		if _, tx := h.p.steps[h.p.index(c.Step)].calls(c.Op); tx != nil {
 			h.inTx = true
 			if h.r.tx.Exclusive() {
-				// No heartbeat is written meanwhile. A saga is held since its claim began, which may have
-				// waited for one such transaction, and its first heartbeat may wait for another.
+				// No heartbeat is written during the transaction. A lease starts with the claim, which may have waited
+				// for one such transaction, and its first heartbeat may wait for another one.
 				if most := h.r.cfg.LeaseTTL / 3; t.Timeout == 0 || t.Timeout > most {
 					t.Timeout = most
 				}
@@ -932,7 +925,7 @@ func (h *hold) perform(calls []Call) {
 	}
 }
 
-// end cancels the attempts whose results a decision does not need.
+// end cancels the attempts whose results the decision does not need.
 func (h *hold) end(d *Decision) {
 	for _, step := range d.Stop {
 		if cancel := h.running[step]; cancel != nil {
@@ -944,7 +937,7 @@ func (h *hold) end(d *Decision) {
 // waitInTx waits while an attempt has a transaction, which may be the only one that can write: it commits what there
 // is to record. Until then the answers of other attempts wait.
 func (h *hold) waitInTx() {
-	d := h.decide(h.m.clone(), true) // to find out which attempts are useless; it is not accepted
+	d := h.decide(h.m.clone(), true) // finds the attempts that are not needed; the decision is not accepted
 	h.end(&d)
 	h.wait(d.deadline)
 	if h.open != nil {
@@ -967,7 +960,7 @@ func (h *hold) wait(at time.Time) {
 	case <-alarm:
 	case <-h.signal:
 	}
-	for { // whatever it was, the rest has come too
+	for { // collects everything that has arrived
 		select {
 		case t := <-h.results:
 			h.collect(t)
@@ -978,7 +971,7 @@ func (h *hold) wait(at time.Time) {
 	}
 }
 
-// collect takes the answer of an attempt, and its transaction if that is open.
+// collect receives the answer of an attempt, and its transaction if one is open.
 func (h *hold) collect(t *attempt) {
 	delete(h.running, t.Step)
 	h.ended(t)
@@ -1018,7 +1011,7 @@ func (h *hold) reportAnswer(a *Answer) {
 func (h *hold) commitOpen() {
 	t := h.open
 	h.open, h.inTx = nil, false
-	defer t.cancel(nil) // this rolls tx back, unless it has ended
+	defer t.cancel(nil) // rolls tx back unless it has ended
 	answer := &h.in.Answers[slices.IndexFunc(h.in.Answers, func(a Answer) bool { return a.Step == t.Step })]
 	d := h.decide(h.m.clone(), false)
 	done := slices.ContainsFunc(d.answers, func(a Answer) bool { return a.Step == t.Step && a.Outcome == OutcomeDone })
@@ -1041,7 +1034,7 @@ func (h *hold) commitOpen() {
 		}
 		_ = t.tx.Rollback()
 	}
-	if !isCut(t.ctx) { // otherwise that has rolled it back
+	if !isCut(t.ctx) { // otherwise the cancellation has rolled tx back
 		h.commitFailed(err)
 	}
 	if h.happened(req, receipt, err) {
@@ -1049,7 +1042,7 @@ func (h *hold) commitOpen() {
 		h.written(req)
 		return
 	}
-	// The transaction's changes to the state are undone with it.
+	// The changes to the state are discarded with the transaction.
 	t.fail(err)
 	t.answer.State = nil
 	*answer = t.answer
