@@ -1,109 +1,477 @@
 package saga_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/enginetest"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A journal is an engine for one saga. It encodes all values as JSON, as between processes.
-type journal struct {
+// A jsonEngine is an engine that keeps nothing but JSON: what it keeps or passes on is encoded and decoded, as if in
+// another process.
+type jsonEngine struct {
 	t       *testing.T
-	d       *saga.Definition
-	snap    saga.Snapshot
-	in      saga.Input
-	answers chan saga.Answer
-	running map[string]context.CancelFunc
-	log     []saga.Entry
-	refused []string
+	mistake string // planted in the engine
+
+	mu          sync.Mutex
+	definitions map[string]*saga.Definition // by name and version
+	kept        map[string][]byte           // of jsonSagas, by id
+	changed     chan struct{}               // closed with the next change
+	process     *jsonProcess
+}
+
+// A jsonProcess is lost at a restart.
+type jsonProcess struct {
+	ctx     context.Context
+	stop    context.CancelFunc
+	running map[string]context.CancelFunc // attempts, by id and step
+	alarms  map[string]*time.Timer        // by id
+}
+
+// A jsonSaga is what a jsonEngine keeps of a saga.
+type jsonSaga struct {
+	Saga     string
+	Version  int
+	Snapshot saga.Snapshot
+	Calls    map[string]saga.Call // in progress, by step
+	Log      []saga.Entry
+}
+
+var _ saga.Engine = (*jsonEngine)(nil)
+
+func newJSONEngine(t *testing.T) *jsonEngine {
+	e := &jsonEngine{
+		t: t, definitions: make(map[string]*saga.Definition), kept: make(map[string][]byte), changed: make(chan struct{}),
+	}
+	e.begin()
+	t.Cleanup(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.process.end()
+	})
+	return e
+}
+
+// begin begins a process. The caller holds mu, or is the only one with e.
+func (e *jsonEngine) begin() {
+	ctx, stop := context.WithCancel(context.Background())
+	e.process = &jsonProcess{
+		ctx: ctx, stop: stop, running: make(map[string]context.CancelFunc), alarms: make(map[string]*time.Timer),
+	}
+}
+
+func (p *jsonProcess) end() {
+	p.stop()
+	for _, alarm := range p.alarms {
+		alarm.Stop()
+	}
 }
 
 // copied returns v after a round trip through JSON.
-func copied[T any](t *testing.T, v T) (back T) {
+func copied[T any](v T) (back T) {
 	data, err := json.Marshal(v)
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(data, &back))
+	if err == nil {
+		err = json.Unmarshal(data, &back)
+	}
+	if err != nil {
+		panic(err)
+	}
 	return back
 }
 
-func newJournal(t *testing.T, sg *saga.Saga[trip]) *journal {
-	d, err := saga.Define(sg)
-	require.NoError(t, err)
-	snap, err := d.Begin("trip-1", []byte(`{"Calls":null}`), time.Now())
-	require.NoError(t, err)
-	return &journal{
-		t: t, d: d, snap: copied(t, snap), answers: make(chan saga.Answer), running: make(map[string]context.CancelFunc),
+func nameOf(name string, version int) string { return fmt.Sprint(name, " ", version) }
+
+// load returns a saga and its definition. The caller holds mu.
+func (e *jsonEngine) load(id string) (s jsonSaga, d *saga.Definition, err error) {
+	data, ok := e.kept[id]
+	if !ok {
+		return s, nil, saga.ErrNotFound
 	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return s, nil, err
+	}
+	return s, e.definitions[nameOf(s.Saga, s.Version)], nil
 }
 
-// step decides once, makes the calls and waits for the next event. It reports whether the saga continues.
-func (j *journal) step() bool {
-	j.in.Now = time.Now()
-	was, err := json.Marshal(j.snap)
-	require.NoError(j.t, err)
-	d, err := j.d.Decide(j.snap, copied(j.t, j.in))
-	require.NoError(j.t, err)
-	again, err := j.d.Decide(j.snap, copied(j.t, j.in))
-	require.NoError(j.t, err)
-	require.Equal(j.t, copied(j.t, d), copied(j.t, again), "a decision depends only on its arguments")
-	now, err := json.Marshal(j.snap)
-	require.NoError(j.t, err)
-	require.JSONEq(j.t, string(was), string(now), "a decision changes no snapshot")
-
-	d = copied(j.t, d)
-	j.snap, j.in = d.Snapshot, saga.Input{}
-	j.log = append(j.log, d.Log...)
-	for name, why := range d.SignalsRefused {
-		j.refused = append(j.refused, name+": "+why)
+// decide decides once about a saga, keeps the decision and makes its calls. The caller holds mu.
+func (e *jsonEngine) decide(id string, in saga.Input) (d saga.Decision, err error) {
+	s, def, err := e.load(id)
+	if err != nil {
+		return d, err
 	}
-	if d.NotAllowed != "" {
-		j.refused = append(j.refused, d.NotAllowed)
+	in.Now = time.Now()
+	was := string(e.kept[id])
+	d, err = def.Decide(s.Snapshot, copied(in))
+	if err != nil {
+		return d, err
+	}
+	again, err := def.Decide(s.Snapshot, copied(in))
+	assert.NoError(e.t, err)
+	assert.Equal(e.t, copied(d), copied(again), "a decision depends on its arguments alone")
+	now, err := json.Marshal(s)
+	assert.NoError(e.t, err)
+	assert.JSONEq(e.t, was, string(now), "a decision changes no snapshot")
+
+	d = copied(d)
+	if e.mistake == "signal" && in.Signals != nil || e.mistake == "cancel" && in.Operation != nil {
+		return d, nil
+	}
+	p := e.process
+	for _, a := range in.Answers {
+		delete(s.Calls, a.Step)
+		if stop := p.running[id+"/"+a.Step]; stop != nil {
+			stop()
+			delete(p.running, id+"/"+a.Step)
+		}
+	}
+	if s.Calls == nil {
+		s.Calls = make(map[string]saga.Call)
 	}
 	for _, c := range d.Calls {
-		ctx, cancel := context.WithCancel(j.t.Context())
-		j.running[c.Step] = cancel
-		go func() { j.answers <- copied(j.t, j.d.Perform(ctx, c)) }()
+		s.Calls[c.Step] = c
+	}
+	s.Snapshot, s.Log = d.Snapshot, append(s.Log, d.Log...)
+	data, err := json.Marshal(s)
+	if err != nil {
+		return d, err
+	}
+	e.kept[id] = data
+	close(e.changed)
+	e.changed = make(chan struct{})
+
+	for _, c := range d.Calls {
+		ctx, stop := context.WithCancel(p.ctx)
+		p.running[id+"/"+c.Step] = stop
+		go func() {
+			a := copied(def.Perform(ctx, c))
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.process == p {
+				_, err := e.decide(id, saga.Input{Answers: []saga.Answer{a}})
+				assert.NoError(e.t, err)
+			}
+		}()
 	}
 	for _, step := range d.Stop {
-		j.running[step]()
+		p.running[id+"/"+step]()
 	}
-	if d.Status != saga.Running && d.Status != saga.Compensating && len(j.running) == 0 {
-		return false
+	if alarm := p.alarms[id]; alarm != nil {
+		alarm.Stop()
 	}
-	var alarm <-chan time.Time
 	if !d.WakeAt.IsZero() {
-		alarm = time.After(time.Until(d.WakeAt))
+		p.alarms[id] = time.AfterFunc(time.Until(d.WakeAt), func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.process == p && p.ctx.Err() == nil {
+				_, err := e.decide(id, saga.Input{})
+				assert.NoError(e.t, err)
+			}
+		})
 	}
-	select {
-	case a := <-j.answers:
-		j.running[a.Step]()
-		delete(j.running, a.Step)
-		j.in.Answers = append(j.in.Answers, a)
-	case <-alarm:
-	case <-time.After(time.Hour):
-		return false // the saga waits
-	}
-	return true
+	return d, nil
 }
 
-func (j *journal) run() {
-	for j.step() {
+// restart loses whatever is not kept.
+func (e *jsonEngine) restart() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.process.end()
+	e.begin()
+	for _, id := range slices.Sorted(maps.Keys(e.kept)) {
+		s, _, err := e.load(id)
+		require.NoError(e.t, err)
+		var in saga.Input
+		for _, c := range s.Calls {
+			in.Answers = append(in.Answers, c.Interrupted(errors.New("the process died")))
+		}
+		_, err = e.decide(id, in)
+		require.NoError(e.t, err)
 	}
 }
 
-func (j *journal) end() *saga.Instance { return j.d.Instance(j.snap) }
+func (e *jsonEngine) Register(d *saga.Definition) error {
+	if tx, children := d.Needs(); tx || children {
+		return saga.ErrNoTx
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	k := nameOf(d.Name(), d.Version())
+	if was := e.definitions[k]; was != nil && *was != *d {
+		return fmt.Errorf("another definition of %s is registered", k)
+	}
+	e.definitions[k] = d
+	return nil
+}
 
-// told returns the log without the entries that only a runner makes.
+func (e *jsonEngine) Start(
+	_ context.Context, d *saga.Definition, id string, state []byte,
+) (*saga.Instance, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, def, err := e.load(id)
+	switch {
+	case err == nil && s.Saga != d.Name():
+		return nil, saga.ErrExists
+	case err == nil && e.mistake != "start":
+		return def.Instance(s.Snapshot), nil
+	}
+	snap, err := d.Begin(id, state, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(jsonSaga{Saga: d.Name(), Version: d.Version(), Snapshot: snap})
+	if err != nil {
+		return nil, err
+	}
+	e.kept[id] = data
+	begun, err := e.decide(id, saga.Input{})
+	return d.Instance(begun.Snapshot), err
+}
+
+func (e *jsonEngine) Get(_ context.Context, id string) (*saga.Instance, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, d, err := e.load(id)
+	if err != nil {
+		return nil, err
+	}
+	return d.Instance(s.Snapshot), nil
+}
+
+func (e *jsonEngine) Wait(ctx context.Context, id string) (*saga.Instance, error) {
+	for {
+		e.mu.Lock()
+		changed := e.changed
+		e.mu.Unlock()
+		in, err := e.Get(ctx, id)
+		if err != nil || in.Status != saga.Running && in.Status != saga.Compensating {
+			return in, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (e *jsonEngine) Signal(_ context.Context, id, name string, payload []byte) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d, err := e.decide(id, saga.Input{Signals: map[string][]byte{name: payload}})
+	if why := d.SignalsRefused[name]; why != "" {
+		return fmt.Errorf("%w: %s", saga.ErrNotAllowed, why)
+	}
+	return err
+}
+
+func (e *jsonEngine) Operate(_ context.Context, id string, op saga.Operation) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, d, err := e.load(id)
+	if err != nil {
+		return err
+	}
+	if op.Seq != 0 && op.Seq != d.Instance(s.Snapshot).Seq && op.Action != saga.ActionCancel {
+		return fmt.Errorf("%w: the log has grown", saga.ErrNotAllowed)
+	}
+	decision, err := e.decide(id, saga.Input{Operation: &op})
+	if decision.NotAllowed != "" {
+		return fmt.Errorf("%w: %s", saga.ErrNotAllowed, decision.NotAllowed)
+	}
+	return err
+}
+
+func (e *jsonEngine) List(_ context.Context, f saga.Filter) (sagas []*saga.Instance, next string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for id := range e.kept {
+		s, d, err := e.load(id)
+		if err != nil {
+			return nil, "", err
+		}
+		in := d.Instance(s.Snapshot)
+		if strings.HasPrefix(id, f.ID) && (f.Saga == "" || f.Saga == in.Saga) &&
+			(f.Status == nil || slices.Contains(f.Status, in.Status)) {
+			sagas = append(sagas, in)
+		}
+	}
+	slices.SortFunc(sagas, func(a, b *saga.Instance) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	if i := slices.IndexFunc(sagas, func(in *saga.Instance) bool { return in.ID == f.After }); i >= 0 {
+		sagas = sagas[i+1:]
+	}
+	if limit := cmp.Or(f.Limit, 100); len(sagas) > limit {
+		sagas = sagas[:limit]
+		next = sagas[limit-1].ID
+	}
+	return sagas, next, nil
+}
+
+// A workers engine has two runners on a store: an embedded one, which never runs, and that of a worker, which can be
+// restarted.
+type workers struct {
+	*saga.Runner
+	t           *testing.T
+	stopOld     func(*worker) // at a restart
+	store       store.Store
+	definitions []*saga.Definition
+	worker      *worker
+}
+
+// A worker is a process. Once it is dead, none of its writes arrives.
+type worker struct {
+	store.Store
+	runner *saga.Runner
+	stop   context.CancelFunc
+	done   chan struct{}
+	dead   atomic.Bool
+}
+
+var errDead = errors.New("the process is dead")
+
+func (w *worker) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+	if w.dead.Load() {
+		return nil, errDead
+	}
+	return w.Store.Claim(ctx, req)
+}
+
+func (w *worker) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+	if w.dead.Load() {
+		return nil, errDead
+	}
+	return w.Store.Heartbeat(ctx, req)
+}
+
+func (w *worker) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+	if w.dead.Load() {
+		return store.Receipt{}, errDead
+	}
+	return w.Store.Commit(ctx, req)
+}
+
+func (w *worker) end() {
+	w.stop()
+	<-w.done
+}
+
+func (w *worker) kill() {
+	w.dead.Store(true)
+	w.stop()
+}
+
+func newWorkers(t *testing.T, end func(*worker)) *workers {
+	e := &workers{t: t, store: saga.NewMemory(), stopOld: end}
+	e.Runner = e.newRunner(e.store)
+	e.begin()
+	t.Cleanup(func() { e.worker.end() })
+	return e
+}
+
+// newRunner returns a runner whose lease a busy machine does not miss. Each test that kills a worker waits for its end.
+func (e *workers) newRunner(st store.Store) *saga.Runner {
+	r := saga.NewRunner(st, saga.RunnerConfig{Poll: 5 * time.Millisecond, LeaseTTL: 2 * time.Second, Drain: saga.None})
+	r.Observe(silent)
+	return r
+}
+
+func (e *workers) begin() {
+	ctx, stop := context.WithCancel(context.Background())
+	w := &worker{Store: e.store, stop: stop, done: make(chan struct{})}
+	w.runner = e.newRunner(w)
+	for _, d := range e.definitions {
+		require.NoError(e.t, w.runner.Register(d))
+	}
+	e.worker = w
+	go func() {
+		defer close(w.done)
+		_ = w.runner.Run(ctx)
+	}()
+}
+
+func (e *workers) restart() {
+	e.stopOld(e.worker)
+	e.begin()
+}
+
+func (e *workers) Register(d *saga.Definition) error {
+	if err := e.Runner.Register(d); err != nil {
+		return err
+	}
+	e.definitions = append(e.definitions, d)
+	return e.worker.runner.Register(d)
+}
+
+// TestRunnerIsAnEngine runs the suite with one process, and with a worker that is stopped or killed at a restart.
+func TestRunnerIsAnEngine(t *testing.T) {
+	for name, end := range map[string]func(*worker){"stopped": (*worker).end, "killed": (*worker).kill} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			enginetest.Run(t, func(t *testing.T) enginetest.Environment {
+				e := newWorkers(t, end)
+				return enginetest.Environment{Engine: e, Restart: e.restart}
+			})
+		})
+	}
+	t.Run("one process", func(t *testing.T) {
+		t.Parallel()
+		enginetest.Run(t, func(t *testing.T) enginetest.Environment {
+			e := newWorkers(t, (*worker).kill)
+			return enginetest.Environment{Engine: e.worker.runner}
+		})
+	})
+}
+
+func TestJSONIsEnoughForAnEngine(t *testing.T) {
+	enginetest.Run(t, func(t *testing.T) enginetest.Environment {
+		e := newJSONEngine(t)
+		e.mistake = os.Getenv(mistakeVar)
+		return enginetest.Environment{Engine: e, Restart: e.restart}
+	})
+}
+
+// mistakeVar is the environment variable with the mistake of the engine in TestJSONIsEnoughForAnEngine.
+const mistakeVar = "SAGA_ENGINE_MISTAKE"
+
+// TestBrokenEngineFailsItsSuite plants mistakes in the engine of TestJSONIsEnoughForAnEngine, which must fail then. It
+// runs in a process of its own.
+func TestBrokenEngineFailsItsSuite(t *testing.T) {
+	for _, c := range []struct{ mistake, fails string }{
+		{"signal", "SignalBeforeTheWait"}, // signals are lost
+		{"start", "StartRepeated"},        // a repeated Start replaces the state
+		{"cancel", "CancelDuringTheWait"}, // a cancel is lost
+	} {
+		t.Run(c.mistake, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.count=1", "-test.timeout=20s",
+				"-test.run=^TestJSONIsEnoughForAnEngine$/^"+c.fails+"$")
+			cmd.Env = append(os.Environ(), mistakeVar+"="+c.mistake)
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err, "%s", out)
+			require.Contains(t, string(out), "--- FAIL: TestJSONIsEnoughForAnEngine/"+c.fails)
+			require.NotContains(t, string(out), "panic")
+		})
+	}
+}
+
+// told returns a log without what only a runner has to note.
 func told(log []saga.Entry) (list []string) {
 	for _, e := range log {
 		switch e.Kind {
@@ -159,120 +527,104 @@ func engineStories() map[string][]saga.Step[trip] {
 	}
 }
 
-// TestEngineMatchesRunner compares log, steps and state of the same definitions on a Runner and on an engine that
-// stores nothing but JSON.
-func TestEngineMatchesRunner(t *testing.T) {
+// endOn runs a saga of these steps on an engine until it has ended or is stuck.
+func endOn(t *testing.T, e saga.Engine, steps []saga.Step[trip]) *saga.Instance {
+	t.Helper()
+	_, err := saga.Register(e, sequence(steps...)).Start(t.Context(), "trip-1", trip{})
+	require.NoError(t, err)
+	in, err := e.Wait(t.Context(), "trip-1")
+	require.NoError(t, err)
+	return in
+}
+
+// TestEngineLogsAsARunner: the same definitions have the same log and steps on a Runner, and on an engine that keeps
+// nothing but JSON.
+func TestEngineLogsAsARunner(t *testing.T) {
 	for name := range engineStories() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				sg := sequence(engineStories()[name]...)
-				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-				d, err := saga.Define(sg)
-				require.NoError(t, err)
-				_, err = r.Start(t.Context(), d, "trip-1", []byte(`{"Calls":null}`))
-				require.NoError(t, err)
-				want, err := r.Wait(t.Context(), "trip-1")
-				require.NoError(t, err)
+				r, _ := observed[trip](t, saga.NewMemory(), saga.RunnerConfig{}, silent)
+				want := endOn(t, r, engineStories()[name])
 				log, err := r.History(t.Context(), "trip-1", 0, 0)
 				require.NoError(t, err)
-
-				j := newJournal(t, sequence(engineStories()[name]...))
-				j.run()
-				got := j.end()
-				require.Equal(t, told(log), told(j.log))
-				require.Equal(t, want.Status, got.Status)
-				require.Equal(t, want.Cause, got.Cause)
+				e := newJSONEngine(t)
+				got := endOn(t, e, engineStories()[name])
+				kept, _, err := e.load("trip-1")
+				require.NoError(t, err)
+				require.Equal(t, told(log), told(kept.Log))
 				require.JSONEq(t, string(want.State), string(got.State))
 				for i := range want.Steps {
 					want.Steps[i].NotBefore, got.Steps[i].NotBefore = time.Time{}, time.Time{}
 					want.Steps[i].WaitingSince, got.Steps[i].WaitingSince = time.Time{}, time.Time{}
 				}
 				require.Equal(t, want.Steps, got.Steps)
-				require.Equal(t, int64(len(j.log)), got.Seq)
+				require.Equal(t, int64(len(kept.Log)), got.Seq)
 			})
 		})
 	}
 }
 
-// TestEngineMergesParallelStates runs parallel steps that each change a copy of the state.
-func TestEngineMergesParallelStates(t *testing.T) {
-	type both struct{ A, B string }
-	steps := []saga.Step[both]{
-		{Name: "a", Do: func(_ context.Context, s *both) error { s.A = "a"; return nil }, ReadOnly: true},
-		{Name: "b", Do: func(_ context.Context, s *both) error { s.B = "b"; return nil }, ReadOnly: true, Parallel: true},
+// TestEngineTakesAnAnswerOnce, even if it comes twice.
+func TestEngineTakesAnAnswerOnce(t *testing.T) {
+	d, err := saga.Define(sequence(step("flight"), step("hotel")))
+	require.NoError(t, err)
+	snap, err := d.Begin("trip-1", []byte(`{}`), time.Now())
+	require.NoError(t, err)
+	first, err := d.Decide(copied(snap), saga.Input{Now: time.Now()})
+	require.NoError(t, err)
+	require.Len(t, first.Calls, 1)
+	in := saga.Input{
+		Now: time.Now(), Answers: []saga.Answer{copied(d.Perform(t.Context(), copied(first.Calls[0])))},
 	}
-	d, err := saga.Define(&saga.Saga[both]{Name: "both", Steps: steps})
+	second, err := d.Decide(copied(first.Snapshot), in)
 	require.NoError(t, err)
-	snap, err := d.Begin("1", []byte(`{}`), time.Now())
+	require.NotEmpty(t, second.Log)
+	require.Len(t, second.Calls, 1)
+	twice, err := d.Decide(second.Snapshot, in)
 	require.NoError(t, err)
-	first, err := d.Decide(copied(t, snap), saga.Input{Now: time.Now()})
-	require.NoError(t, err)
-	require.Len(t, first.Calls, 2)
-	in := saga.Input{Now: time.Now()}
-	for _, c := range first.Calls {
-		in.Answers = append(in.Answers, copied(t, d.Perform(t.Context(), copied(t, c))))
-	}
-	last, err := d.Decide(copied(t, first.Snapshot), in)
-	require.NoError(t, err)
-	require.Equal(t, saga.Completed, last.Status)
-	require.JSONEq(t, `{"A":"a","B":"b"}`, string(d.Instance(last.Snapshot).State))
-	twice, err := d.Decide(last.Snapshot, in)
-	require.NoError(t, err)
-	require.Empty(t, twice.Log, "an answer that comes twice")
+	require.Empty(t, twice.Log)
+	require.Empty(t, twice.Calls)
 }
 
-// TestEngineInput passes signals, operations and lost calls to an engine.
-func TestEngineInput(t *testing.T) {
+// TestEngineRefusesWithAReason what the suite of engines sees refused.
+func TestEngineRefusesWithAReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		awaits := step("hotel")
 		awaits.Await = "paid"
-		awaits.Do = func(ctx context.Context, s *trip) error {
-			payload, _ := saga.SignalFrom(ctx, "paid")
-			s.Calls = append(s.Calls, "paid by "+string(payload), saga.CommandFrom(ctx).ID)
-			return nil
-		}
-		j := newJournal(t, sequence(step("flight"), awaits))
-		j.run()
-		require.Equal(t, saga.Running, j.end().Status)
-		j.in.Signals = map[string][]byte{"paid": []byte("card"), "other": nil}
-		j.step()
-		j.in.Signals = map[string][]byte{"paid": []byte("cash")} // the first payload is stored
-		j.run()
-		require.Equal(t, saga.Completed, j.end().Status)
-		require.JSONEq(t, `{"Calls":["do flight","paid by card","trip-1/hotel/do"]}`, string(j.end().State))
-		require.Equal(t, []string{"other: no step of trip version 1 awaits it"}, j.refused)
-		j.in.Operation = &saga.Operation{Action: saga.ActionCancel}
-		j.in.Signals = map[string][]byte{"other": nil}
-		j.run()
-		require.Equal(t, []string{"no step of trip version 1 awaits it", "it is completed"},
-			[]string{strings.TrimPrefix(j.refused[1], "other: "), j.refused[2]})
-
-		j = newJournal(t, sequence(step("flight"), awaits))
-		j.run()
-		j.in.Operation = &saga.Operation{Action: saga.ActionCancel, Note: "ill"}
-		j.run()
-		require.Equal(t, saga.Compensated, j.end().Status)
-		require.Equal(t, "saga: canceled", j.end().Cause)
-
-		d, err := saga.Define(sequence(step("flight")))
+		e := newJSONEngine(t)
+		h := saga.Register(e, sequence(step("flight"), awaits))
+		_, err := h.Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
-		snap, err := d.Begin("trip-1", []byte(`{}`), time.Now())
+		require.ErrorContains(t, h.Signal(t.Context(), "trip-1", "other", nil), "no step of trip version 1 awaits it")
+		require.NoError(t, h.Signal(t.Context(), "trip-1", "paid", nil))
+		_, err = h.Result(t.Context(), "trip-1")
 		require.NoError(t, err)
-		lost, err := d.Decide(snap, saga.Input{Now: time.Now()})
-		require.NoError(t, err)
-		answer := copied(t, lost.Calls[0].Interrupted(errors.New("the process died")))
-		next, err := d.Decide(copied(t, lost.Snapshot), saga.Input{Now: time.Now(), Answers: []saga.Answer{answer}})
-		require.NoError(t, err)
-		require.Empty(t, next.Calls)
-		next, err = d.Decide(copied(t, next.Snapshot), saga.Input{Now: next.WakeAt})
-		require.NoError(t, err)
-		require.Equal(t, 1, next.Calls[0].Command.Attempt, "it does not count as an attempt")
-		require.True(t, d.Instance(next.Snapshot).Steps[0].MaybeApplied)
+		require.ErrorContains(t, h.Signal(t.Context(), "trip-1", "other", nil), "no step of trip version 1 awaits it")
+		require.ErrorContains(t, h.Cancel(t.Context(), "trip-1", ""), "it is completed")
 	})
 }
 
-// TestEngineRejectsForeignSnapshots: a snapshot of another definition, or of a later version of this package.
-func TestEngineRejectsForeignSnapshots(t *testing.T) {
+// TestEngineLosesACall: the attempt may have taken effect, and does not count.
+func TestEngineLosesACall(t *testing.T) {
+	d, err := saga.Define(sequence(step("flight")))
+	require.NoError(t, err)
+	snap, err := d.Begin("trip-1", []byte(`{}`), time.Now())
+	require.NoError(t, err)
+	lost, err := d.Decide(snap, saga.Input{Now: time.Now()})
+	require.NoError(t, err)
+	require.Equal(t, "trip-1/flight/do", lost.Calls[0].Command.ID)
+	answer := copied(lost.Calls[0].Interrupted(errors.New("the process died")))
+	next, err := d.Decide(copied(lost.Snapshot), saga.Input{Now: time.Now(), Answers: []saga.Answer{answer}})
+	require.NoError(t, err)
+	require.Empty(t, next.Calls)
+	next, err = d.Decide(copied(next.Snapshot), saga.Input{Now: next.WakeAt})
+	require.NoError(t, err)
+	require.Equal(t, 1, next.Calls[0].Command.Attempt, "it does not count as an attempt")
+	require.True(t, d.Instance(next.Snapshot).Steps[0].MaybeApplied)
+}
+
+// TestEngineRefusesForeignSnapshots of another definition, or of a later version of the package.
+func TestEngineRefusesForeignSnapshots(t *testing.T) {
 	d, err := saga.Define(sequence(step("flight")))
 	require.NoError(t, err)
 	other, err := saga.Define(&saga.Saga[trip]{Name: "trip", Version: 1, Steps: []saga.Step[trip]{step("car")}})
@@ -298,7 +650,7 @@ func TestEngineRejectsForeignSnapshots(t *testing.T) {
 	require.Equal(t, saga.OutcomeInterrupted, unknown.Outcome)
 }
 
-// TestSnapshotOfTheFirstRelease checks that every later version can read it.
+// TestSnapshotOfTheFirstRelease is read by every later version.
 func TestSnapshotOfTheFirstRelease(t *testing.T) {
 	data, err := os.ReadFile("testdata/snapshot-1.json")
 	require.NoError(t, err)

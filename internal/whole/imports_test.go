@@ -32,6 +32,7 @@ var engines = map[string][]string{
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sagastore":        nil,
 	"saga/storetest":        {"golang.org/x/sync"},
+	"saga/enginetest":       {"golang.org/x/sync"},
 	"saga/sqlstore":         nil,
 	"faults":                nil,
 	"registry":              {"github.com/go-viper/mapstructure/v2"},
