@@ -10,6 +10,7 @@
 //	outbox       messages that are published if a transaction commits; dead letters
 //	consumer     a consumer of NATS or RabbitMQ; it needs a broker
 //	observed     metrics for Prometheus, traces by OTLP, a log with trace IDs
+//	sagafile     a store of sagas in a file, as a library; go test ./examples/sagafile
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
 //
 // Package adapter is no program: it has a policy and an adapter to copy.
