@@ -26,16 +26,17 @@ import (
 //	flightAbandoned ───────────────────────────────────────> flightFinished
 //	                             Load has returned
 //
-// With a Store, a flight starts in flightLookup, without one in flightLoading. Load has also returned if it has panicked,
-// or if Middleware has returned without calling Load.
+// With a Store, a flight starts in flightLookup, without one in flightLoading. Load has also returned if it has
+// panicked, or if Middleware has returned without calling Load.
 //
-// From flightAbandoned on, the callers have an error, which no longer changes. Load is not called for a flight that is
-// abandoned in flightLookup. If Load runs, it continues. Its ctx is done, unless a LoadMany has other flights that are not
-// abandoned. With FinishLoads, only a flight that is fenced or not current is abandoned when its last caller cancels.
+// From flightAbandoned on, the callers have an error, which no longer changes. Load is not called for a flight that
+// is abandoned in flightLookup. If Load runs, it continues. Its ctx is done, unless a LoadMany has other flights that
+// are not abandoned. With FinishLoads, only a flight that is fenced or not current is abandoned when its last caller
+// cancels.
 //
-// Callers may join a flight while it is current, that is, while it is in Cache.flights under its key and no invalidation
-// has come after its mark. An invalidation, a Get with SkipMemory and an answer end this. An invalidation changes no
-// state: the flight still answers its callers, but later callers start another flight.
+// Callers may join a flight while it is current, that is, while it is in Cache.flights under its key and no
+// invalidation has come after its mark. An invalidation, a Get with SkipMemory and an answer end this. An
+// invalidation changes no state: the flight still answers its callers, but later callers start another flight.
 //
 // Memory caches the result if the flight is current when it finishes, and is not fenced. The Store has its own rule: it
 // accepts the result of each flight that has a lease, even of an abandoned flight, unless the key was invalidated after

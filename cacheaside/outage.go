@@ -45,8 +45,8 @@ type outage struct {
 	next [shardDown + 1]time.Duration // by state: when a shard in that state may be called
 }
 
-// admit reports whether shard is called now. A call that propagates a change is also made to a shard that is down but did
-// not hang, because the source has already changed.
+// admit reports whether shard is called now. A call that propagates a change is also made to a shard that is down but
+// did not hang, because the source has already changed.
 func (o *outage) admit(shard uint8, change bool, now, pause time.Duration) bool {
 	s := &o.shards[shard]
 	switch {

@@ -8,9 +8,9 @@
 //		})
 //	}
 //
-// The tests run in real time, and look at a saga every few milliseconds until it is as they want. A slow engine passes:
-// they do so for a minute, or for a quarter of the time that the -timeout of go test leaves. Pauses between attempts are
-// 1 millisecond, and waits of steps 20 milliseconds.
+// The tests run in real time, and look at a saga every few milliseconds until it is as they want. A slow engine
+// passes: they do so for a minute, or for a quarter of the time that the -timeout of go test leaves. Pauses between
+// attempts are 1 millisecond, and waits of steps 20 milliseconds.
 //
 // # Limits
 //

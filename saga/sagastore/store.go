@@ -41,8 +41,8 @@
 //     Post, not only the saga's owner.
 //  8. Load and Children return the results of sagas and of children. List, Counts and History serve operators, metrics
 //     and health checks. An operator's actions are commits with the Epoch and Seq of a loaded record.
-//  9. DeleteEnded deletes old sagas, for each final status that RunnerConfig.Retention limits: 200 per call, at an interval
-//     of three times LeaseTTL, or of a tenth of Poll while there are more.
+//  9. DeleteEnded deletes old sagas, for each final status that RunnerConfig.Retention limits: 200 per call, at an
+//     interval of three times LeaseTTL, or of a tenth of Poll while there are more.
 //
 // A runner limits the duration of its own calls, except Listen, to LeaseTTL or a part of it. Other calls, such as
 // Start, have the ctx of the program. A method must return soon after its ctx is done.
@@ -122,11 +122,11 @@ type Store interface {
 	// each of the two groups, the sagas of a tenant that have the same definition are claimed by ascending WakeAt. Claim
 	// skips rows that another transaction has locked, and does not wait for them.
 	//
-	// Among the sagas without an owner, the tenants take turns, so that a saga does not wait until all due sagas of another
-	// tenant are claimed: no tenant gets two sagas more than another one that has due sagas left. Turns continue over the
-	// claims of a process, since a runner may have one free place at a time. The turn of a tenant is divided equally among
-	// its definitions, and the first saga of a turn is the one with the earliest WakeAt. A store need not let tenants take
-	// turns for the sagas of crashed owners.
+	// Among the sagas without an owner, the tenants take turns, so that a saga does not wait until all due sagas of
+	// another tenant are claimed: no tenant gets two sagas more than another one that has due sagas left. Turns
+	// continue over the claims of a process, since a runner may have one free place at a time. The turn of a tenant
+	// is divided equally among its definitions, and the first saga of a turn is the one with the earliest WakeAt. A
+	// store need not let tenants take turns for the sagas of crashed owners.
 	//
 	// In a claimed record, Previous is the old Owner, Owner is the request's, Epoch is one higher, and WakeAt is now +
 	// LeaseTTL. Takeovers is one higher if Previous is neither "" nor the request's Owner. All other fields and the log do

@@ -365,8 +365,8 @@ func claimOrder(s *suite) {
 	s.empty(s.claim("me", 2))
 }
 
-// claimOldest: the definitions take turns, and the one whose first saga was due first begins. The saga of a crashed owner
-// comes before all of them.
+// claimOldest: the definitions take turns, and the one whose first saga was due first begins. The saga of a crashed
+// owner comes before all of them.
 func claimOldest(s *suite) {
 	order := []store.Definition{{Saga: "late"}, {Saga: "soon"}}
 	for _, id := range []string{"soon-0", "soon-1", "soon-2", "late-0", "late-1", "late-2"} {
@@ -602,7 +602,9 @@ func commitMany(s *suite) {
 		req.LastError = "error of \\ '{" + word + ",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
-			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventStepUndone, Attempt: k, Error: word})
+			req.Log = append(req.Log, store.Entry{
+				Step: word, Op: saga.OpUndo, Kind: saga.EventStepUndone, Attempt: k, Error: word,
+			})
 		}
 		if n == commits-1 && rec.ID[1]%2 == 1 {
 			req.Release, req.WakeIn = true, 2*long

@@ -139,8 +139,8 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) (claimed []st
 	return claimed, err
 }
 
-// inTurn returns the first n of some due sagas. The tenants take turns, and so do the definitions of a tenant. The turns
-// begin after the tenant that had the last one, or with the saga that has waited longest.
+// inTurn returns the first n of some due sagas. The tenants take turns, and so do the definitions of a tenant. The
+// turns begin after the tenant that had the last one, or with the saga that has waited longest.
 func (m *Store) inTurn(due []*kept, n int) []*kept {
 	if n = min(n, len(due)); n == 0 {
 		return nil
