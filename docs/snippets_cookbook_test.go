@@ -177,7 +177,7 @@ func mark(status string) func(context.Context, *sql.Tx, *Order) error {
 }
 
 func _(users *cacheaside.Cache[int, *User]) {
-	use(place, placed)
+	use(place, placed, order)
 	stopping.Store(true)          // fails /readyz
 	time.Sleep(5 * time.Second)   // until the load balancer has noticed
 	_ = server.Shutdown(deadline) // accepts no request; waits for those in progress

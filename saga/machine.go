@@ -823,10 +823,10 @@ func (m *machine) replace(op *Operation, target *program) error {
 	switch op.Action {
 	case ActionRetry, ActionSkip, ActionCompensate:
 	default:
-		return fmt.Errorf("State and Version need the Action retry, skip or compensate, not %q", op.Action)
+		return fmt.Errorf("a State or Version needs the Action retry, skip or compensate, not %q", op.Action)
 	}
 	if op.Note == "" {
-		return errors.New("State and Version need a Note with the reason")
+		return errors.New("a State or Version needs a Note with the reason")
 	}
 	if m.busy() > 0 {
 		return errors.New("an attempt is in progress")

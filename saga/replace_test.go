@@ -26,7 +26,7 @@ func TestOperatorEntersTheState(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrStuck)
 		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
 		for want, op := range map[string]saga.Operation{
-			"State and Version need a Note with the reason": {Action: saga.ActionSkip, State: state},
+			"a State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
 			"the state does not decode": {
 				Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`),
 			},
@@ -188,7 +188,7 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	op := saga.Operation{Action: saga.ActionRetry, Version: 2, State: []byte(`{"Calls":["by hand"]}`)}
 	refused, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
 	require.NoError(t, err)
-	require.Equal(t, "State and Version need a Note with the reason", refused.NotAllowed)
+	require.Equal(t, "a State or Version needs a Note with the reason", refused.NotAllowed)
 	require.Equal(t, 1, waits.Instance(refused.Snapshot).Version)
 	op.Note = "no need to wait"
 	_, err = second.Decide(d.Snapshot, saga.Input{Now: now, Operation: &op, Signals: map[string][]byte{"go": nil}})

@@ -244,7 +244,7 @@ func (r *Runner) health(ctx context.Context) policy.Health {
 		}
 		h.Detail = strings.Join(details, "; ")
 	}
-	if id, why, n := r.unreadSagas(); n > 0 {
+	if n, id, why := r.unreadSagas(); n > 0 {
 		detail := fmt.Sprintf("saga %q: %v", id, why)
 		if n > 1 {
 			detail = fmt.Sprintf("%s cannot be read, such as %s", number(n), detail)

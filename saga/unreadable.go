@@ -43,7 +43,7 @@ func (r *Runner) noteReadable(rec *store.Record, err error) {
 
 // unreadSagas returns how many sagas this runner has met lately that it cannot read, and one of them. A saga that it
 // has not met again is one that another process has read.
-func (r *Runner) unreadSagas() (id string, why error, n int) {
+func (r *Runner) unreadSagas() (n int, id string, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for saga, u := range r.unread {
@@ -56,7 +56,7 @@ func (r *Runner) unreadSagas() (id string, why error, n int) {
 		}
 		n++
 	}
-	return id, why, n
+	return n, id, why
 }
 
 // longestUnread is the longest pause before a saga that could not be read is claimed again.
