@@ -30,7 +30,7 @@ func TestOperatorEntersTheState(t *testing.T) {
 			"the state does not decode": {
 				Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`),
 			},
-			"need the Action retry, skip or compensate, not \"abandon\"": {
+			"needs the Action retry, skip or compensate, not \"abandon\"": {
 				Action: saga.ActionAbandon, Note: "by hand", State: state,
 			},
 			"there is no such step": {Action: saga.ActionSkip, Step: "x", Note: "by hand", State: state},
