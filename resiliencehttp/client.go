@@ -57,7 +57,7 @@ type ClientConfig struct {
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after 25
-	// consecutive failures, or if at least half of at least 20 requests within 5 seconds have failed. It stays open
+	// consecutive failures, or if at least half of at least 20 requests within 7 seconds have failed. It stays open
 	// for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about
 	// one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout, AttemptTimeout
 	// and 30 seconds.
@@ -110,7 +110,7 @@ const (
 	defaultSilence  = 10 * time.Second       // for ResponseHeaderTimeout and Idle
 	defaultPatience = 900 * time.Millisecond // same as the default of package breaker
 	defaultFailures = 25                     // a restart of 200ms fails about 20 at 50 requests per second
-	defaultWindow   = 5 * time.Second        // if longer, a host that fails half of the time opens the breaker late
+	defaultWindow   = 7 * time.Second        // see docs/decisions/http-client.md
 	defaultLimit    = 100
 	defaultMaxWait  = 3 * time.Second // outlasts most of a server's slow 10s for patient callers
 	defaultAttempts = 4               // enough, with their delays, to outlast a restart of 200ms

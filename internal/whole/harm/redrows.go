@@ -26,4 +26,9 @@ var RedRows = []RedRow{
 	// is gone for good to wait for their deadlines.
 	{Row: "6/h1-all", Package: "resiliencehttp", Cells: ` (1|3)s$|^(20|200)/s 10s`, Sometimes: true},
 	{Row: "6/h2-all", Package: "resiliencehttp", Cells: ` (1|3)s$|^(20|200)/s 10s`, Sometimes: true},
+
+	// Bytes of old connections are dropped for good, and new connections work. At 200 calls a second, the calls of the
+	// first half second occupy all 100 slots. They hang until a deadline shows that the connection is silent, for up to
+	// 10s, and the other calls wait for a slot for up to 3s. A client without policies has no slots.
+	{Row: "6/h2-old", Package: "resiliencehttp", Cells: `^200/s 10s`},
 }
