@@ -161,3 +161,26 @@ func TestHungStepIsAbandoned(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 	})
 }
+
+// TestHungStepIsTakenOverWithOthers that are in progress: they may have taken effect, too.
+func TestHungStepIsTakenOverWithOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		call := &stuckCall{back: make(chan struct{})}
+		flight, hotel := step("flight"), step("hotel")
+		flight.Do, flight.Timeout = call.do, 10*time.Second
+		hotel.Parallel, hotel.Timeout = true, time.Hour
+		hotel.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		sg, st := sequence(flight, hotel), saga.NewMemory()
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		time.Sleep(30 * time.Second)
+		require.False(t, state(t, r, "trip-1", "hotel").MaybeApplied)
+		retry := saga.Operation{Action: saga.ActionRetry, Note: "it hangs"}
+		require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", retry))
+		require.True(t, state(t, r, "trip-1", "hotel").MaybeApplied)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		close(call.back)
+	})
+}
