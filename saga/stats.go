@@ -173,11 +173,10 @@ func (f *figures) store(counts []Count) {
 // numbers of the sagas in the store: saga.stored, saga.due and saga.due.age_seconds. The numbers in the store are those
 // of all runners, and some seconds old, so a sum over runners would be wrong.
 //
-// Its health queries the store. It fails if the store does not answer, or if the runner's latest claim or heartbeat
-// failed ("store_down"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner holds does not
-// return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read ("unreadable", see
-// [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it
-// ("overdue").
+// Its health queries the store. It fails if the store does not answer ("store_down"), or if the runner's latest claim or
+// heartbeat failed ("store_fails"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner holds
+// does not return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read
+// ("unreadable", see [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
@@ -228,7 +227,7 @@ func (r *Runner) health(ctx context.Context) policy.Health {
 	err = cmp.Or(r.claimErr, r.heartbeatErr)
 	r.mu.Unlock()
 	if err != nil { // the store can be read, but not written
-		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
+		return policy.Health{Status: policy.Fail, State: "store_fails", Err: err}
 	}
 	h := healthOf(counts)
 	if hung := r.hungSteps(); len(hung) > 0 {

@@ -58,7 +58,7 @@ func TestHealthReportsFailedWrites(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				health := r.Describe().Health(t.Context())
 				require.Equal(t, policy.Fail, health.Status)
-				require.Equal(t, "store_down", health.State)
+				require.Equal(t, "store_fails", health.State)
 				require.EqualError(t, health.Err, c.want)
 				require.ErrorIs(t, health.Err, errReadOnly)
 				st.on.Store(false)
