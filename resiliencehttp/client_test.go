@@ -200,7 +200,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 	}
 	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.retrier("a").Config().Budget.Config())
 	circuit := c.circuit()
-	require.Equal(t, []any{0.5, 20, 5 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
+	require.Equal(t, []any{0.5, 20, 7 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []time.Duration{900 * time.Millisecond, 900 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		[]time.Duration{circuit.OpenFor, circuit.MaxOpenFor, circuit.ProbeTimeout, circuit.MaxRetryAfter})
 	require.Equal(t, 900*time.Millisecond, circuit.Patience)
