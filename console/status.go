@@ -104,6 +104,7 @@ var predicates = map[string]string{
 	"stuck":                 "has stuck sagas",
 	"overdue":               "has overdue sagas",
 	"stalled":               "has stalled sagas",
+	"unreadable":            "has unreadable sagas",
 	"vacant":                "has no holder",
 	"loads_fail":            "has failing loads",
 	"loads_refused":         "has refused loads",

@@ -11,9 +11,9 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// unreadableFor is how long no process may be able to read a saga before it is stuck. A rolling deployment should take
-// less.
-const unreadableFor = time.Hour
+// unreadableFor is how long no process may be able to read a saga before it is stuck. A deployment may take hours, with
+// a few processes of the build that can read the saga, which then claim it rarely.
+const unreadableFor = 24 * time.Hour
 
 // maxUnread bounds the sagas that a runner remembers for Health.
 const maxUnread = 10_000
@@ -48,7 +48,7 @@ func (r *Runner) unreadSagas() (n int, id string, why error) {
 	defer r.mu.Unlock()
 	for saga, u := range r.unread {
 		switch {
-		case time.Since(u.seen) > 2*r.longestUnread():
+		case time.Since(u.seen) > 3*r.longestUnread():
 			delete(r.unread, saga)
 			continue
 		case n == 0 || saga < id:
@@ -59,8 +59,15 @@ func (r *Runner) unreadSagas() (n int, id string, why error) {
 	return n, id, why
 }
 
-// longestUnread is the longest pause before a saga that could not be read is claimed again.
+// longestUnread is the longest pause, without its jitter, before a saga that could not be read is claimed again.
 func (r *Runner) longestUnread() time.Duration { return 20 * r.cfg.LeaseTTL }
+
+// unreadPause returns the pause before a saga is claimed again that nobody has read for age. The jitter lets another
+// runner claim it, although runners may ask the store in the same order each time.
+func (r *Runner) unreadPause(age time.Duration) time.Duration {
+	d := max(r.cfg.LeaseTTL, min(age/16, r.longestUnread()))
+	return d + r.chance(d)
+}
 
 // leaveToOthers writes back a saga that cannot be read here, so that another build of the program may claim it. It
 // reports false if none has read it for long, or if the record cannot be marked. In the record, it marks since when it
@@ -98,7 +105,7 @@ func (h *hold) leaveToOthers(why error) bool {
 		ID: h.rec.ID, Epoch: h.rec.Epoch, Seq: h.rec.Seq, Nonce: rand.Int64(),
 		Status: h.rec.Status, Progress: object(marked), Failures: h.rec.Failures, Takeovers: h.rec.Takeovers,
 		LastError: storable(why.Error()), Log: []store.Entry{{Kind: EventReleased, Error: storable(why.Error())}},
-		Release: true, WakeIn: max(h.r.cfg.LeaseTTL, min(age/4, h.r.longestUnread())),
+		Release: true, WakeIn: h.r.unreadPause(age),
 	}
 	_ = h.write(req, true)
 	return true
