@@ -147,7 +147,7 @@ func FuzzKeepUnknown(f *testing.F) {
 		again, err := json.Marshal(&back)
 		require.NoError(t, err)
 		require.Equal(t, string(now), string(again), "what the program knows")
-		require.JSONEq(t, string(kept), string(keepUnknown(reflect.TypeFor[known](), again, kept)), "written again")
+		require.Equal(t, string(kept), string(keepUnknown(reflect.TypeFor[known](), again, kept)), "written again")
 		list, _ := members([]byte(was))
 		all, _ := members(kept)
 		last := make(map[string]string)
