@@ -173,10 +173,11 @@ func (f *figures) store(counts []Count) {
 // numbers of the sagas in the store: saga.stored, saga.due and saga.due.age_seconds. The numbers in the store are those
 // of all runners, and some seconds old, so a sum over runners would be wrong.
 //
-// Its health queries the store. It fails if the store does not answer ("store_down"), or if the runner's latest claim or
-// heartbeat failed ("store_fails"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner holds
-// does not return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read
-// ("unreadable", see [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it ("overdue").
+// Its health queries the store. It fails if the store does not answer ("store_down"), or if the runner's latest claim
+// or heartbeat failed ("store_fails"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner
+// holds does not return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read
+// ("unreadable", see [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it
+// ("overdue").
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
