@@ -25,7 +25,8 @@ import (
 // Decision requests with [Definition.Perform], in any process, and passes their answers, signals and operations to the
 // next Decide, until the saga has ended. [Run] and Runner are such loops.
 //
-// Before 1.0.0, a minor version may change the interface and the types that only engines use.
+// Package enginetest has the tests that an engine must pass. Before 1.0.0, a minor version may change the interface and
+// the types that only engines use.
 type Engine interface {
 	// Register makes a definition known, so that its sagas run. It returns an error if another definition has its name
 	// and version, or if the engine lacks a feature that it needs. Registering a definition again changes nothing.
@@ -558,6 +559,9 @@ func (m *machine) operateAs(target *program, op *Operation) error {
 func (m *machine) operate(op *Operation, target *program) (err error) {
 	if m.Status.Ended() {
 		return fmt.Errorf("it is %s", m.Status)
+	}
+	if seq := m.Seq + int64(len(m.log)); op.Seq != 0 && op.Seq != seq && op.Action != ActionCancel {
+		return fmt.Errorf("its log has grown from %d entries to %d", op.Seq, seq)
 	}
 	note := op.note(m.Version)
 	if op.replaces() {

@@ -286,13 +286,6 @@ func (e *jsonEngine) Signal(_ context.Context, id, name string, payload []byte) 
 func (e *jsonEngine) Operate(_ context.Context, id string, op saga.Operation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, d, err := e.load(id)
-	if err != nil {
-		return err
-	}
-	if op.Seq != 0 && op.Seq != d.Instance(s.Snapshot).Seq && op.Action != saga.ActionCancel {
-		return fmt.Errorf("%w: the log has grown", saga.ErrNotAllowed)
-	}
 	decision, err := e.decide(id, saga.Input{Operation: &op})
 	if decision.NotAllowed != "" {
 		return fmt.Errorf("%w: %s", saga.ErrNotAllowed, decision.NotAllowed)
