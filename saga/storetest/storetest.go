@@ -4,9 +4,9 @@
 //		storetest.Run(t, func(t *testing.T) sagastore.Store { return newStore(t) })
 //	}
 //
-// The tests call each method and compare the records, logs and messages that the store returns. They use the store's
-// own clock, in real time: leases last for an hour or for a nanosecond, and pauses between calls are 3 milliseconds. A
-// test that fails reports the first difference.
+// [RunTx] has more tests for stores in a database. The tests call each method and compare the records, logs and
+// messages that the store returns. They use the store's own clock, in real time: leases last for an hour or for a
+// nanosecond, and pauses between calls are 3 milliseconds. A test that fails reports the first difference.
 //
 // # Limits
 //
@@ -53,8 +53,7 @@ const (
 // newStore is called once for each subtest, with the t of the subtest, in which it can register a cleanup. A test calls
 // up to 32 methods concurrently.
 //
-// If the store is a [store.TxStore], Run also tests its transactions. Otherwise these subtests are skipped. The tests
-// call other methods while a transaction of Begin is open, so the database needs two connections or more.
+// [RunTx] has the tests of a [store.TxStore] for its transactions.
 func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 	t.Helper()
 	for _, c := range []struct {
@@ -105,29 +104,6 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.test(&suite{T: t, ctx: t.Context(), store: newStore(t)})
-		})
-	}
-	for _, c := range []struct {
-		name string
-		test func(*suite, store.TxStore)
-	}{
-		{"StartTxCommits", startTxCommits},
-		{"StartTxRollsBack", startTxRollsBack},
-		{"StartTxOfAnExistingID", startTxExisting},
-		{"SignalTxCommits", signalTxCommits},
-		{"SignalTxRollsBack", signalTxRollsBack},
-		{"CommitTxCommits", commitTxCommits},
-		{"CommitTxRollsBack", commitTxRollsBack},
-		{"CommitTxIsFenced", commitTxFenced},
-		{"CommitTxOfAPausedOwner", commitTxPaused},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := &suite{T: t, ctx: t.Context(), store: newStore(t)}
-			tx, ok := s.store.(store.TxStore)
-			if !ok {
-				t.Skip("not a TxStore")
-			}
-			c.test(s, tx)
 		})
 	}
 }

@@ -2,11 +2,51 @@ package storetest
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"testing"
 	"time"
 
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
+
+// A Tx is a store in a database, for [RunTx].
+type Tx struct {
+	Store     store.TxStore // without sagas, and ready for use
+	DB        *sql.DB       // the same database, with two connections or more
+	OneWriter bool          // whether a transaction that writes excludes all others, as in SQLite
+}
+
+// RunTx runs the tests for transactions, each as a subtest of t with a store from newStore. newStore is called once for
+// each subtest, with the t of the subtest, in which it can register a cleanup. A store passes if it also passes [Run].
+func RunTx(t *testing.T, newStore func(t *testing.T) Tx) {
+	t.Helper()
+	for _, c := range []struct {
+		name string
+		test func(*suite, Tx)
+	}{
+		{"StartTxCommits", onStore(startTxCommits)},
+		{"StartTxRollsBack", onStore(startTxRollsBack)},
+		{"StartTxOfAnExistingID", onStore(startTxExisting)},
+		{"StartTxWithOtherWrites", startTxOfCaller},
+		{"SignalTxCommits", onStore(signalTxCommits)},
+		{"SignalTxRollsBack", onStore(signalTxRollsBack)},
+		{"CommitTxCommits", onStore(commitTxCommits)},
+		{"CommitTxRollsBack", onStore(commitTxRollsBack)},
+		{"CommitTxIsFenced", onStore(commitTxFenced)},
+		{"CommitTxOfAPausedOwner", commitTxPaused},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Helper()
+			tx := newStore(t)
+			c.test(&suite{T: t, ctx: t.Context(), store: tx.Store}, tx)
+		})
+	}
+}
+
+func onStore(test func(*suite, store.TxStore)) func(*suite, Tx) {
+	return func(s *suite, tx Tx) { test(s, tx.Store) }
+}
 
 func startTxCommits(s *suite, st store.TxStore) {
 	tx, err := st.Begin(s.ctx)
@@ -91,26 +131,64 @@ func commitTxFenced(s *suite, st store.TxStore) {
 	s.same(before, s.load("a"))
 }
 
-// commitTxPaused pauses an owner within its transaction until another owner has claimed the
-// saga. The transaction must not commit. Where one writer excludes all others (SQLite),
-// the claim fails and the transaction commits.
-func commitTxPaused(s *suite, st store.TxStore) {
+// startTxOfCaller starts and signals sagas in transactions of the caller, beside the caller's own write.
+func startTxOfCaller(s *suite, db Tx) {
+	st := db.Store
+	_, err := db.DB.ExecContext(s.ctx, `CREATE TABLE storetest_order (id VARCHAR(10) PRIMARY KEY)`)
+	s.noError(err)
+	for _, id := range []string{"a", "b"} {
+		tx, err := db.DB.BeginTx(s.ctx, nil)
+		s.noError(err)
+		_, err = tx.ExecContext(s.ctx, `INSERT INTO storetest_order (id) VALUES ('`+id+`')`)
+		s.noError(err)
+		_, created, err := st.StartTx(s.ctx, tx, request(id))
+		s.noError(err)
+		s.true(created)
+		_, err = st.PostTx(s.ctx, tx, store.PostRequest{ID: id, Name: "paid", Payload: []byte("1")})
+		s.noError(err)
+		if id == "a" {
+			s.noError(tx.Commit())
+		} else {
+			s.noError(tx.Rollback())
+		}
+	}
+	s.load("a")
+	_, err = st.Load(s.ctx, "b")
+	s.errorIs(err, store.ErrNotFound)
+	messages, err := st.Messages(s.ctx, "a")
+	s.noError(err)
+	s.len(messages, 1)
+	var orders int
+	s.noError(db.DB.QueryRowContext(s.ctx, `SELECT count(*) FROM storetest_order`).Scan(&orders))
+	s.equal(1, orders)
+}
+
+// commitTxPaused pauses an owner within its transaction until another owner has claimed the saga. The transaction must
+// not commit. If one writer excludes all others, the claim fails and the transaction commits.
+func commitTxPaused(s *suite, db Tx) {
+	st := db.Store
 	old := s.owned("a", "paused", short)
 	tx, err := st.Begin(s.ctx)
 	s.noError(err)
 	_, _, err = st.StartTx(s.ctx, tx, request("effect"))
 	s.noError(err)
 
-	ctx, cancel := context.WithTimeout(s.ctx, 500*time.Millisecond)
+	wait := long
+	if db.OneWriter {
+		wait = 500 * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, wait)
 	recs, claimErr := st.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
 	cancel()
 	_, err = st.CommitTx(s.ctx, tx, commit(old))
-	if claimErr != nil {
+	if db.OneWriter {
+		s.error(claimErr, "a second writer has claimed")
 		s.noError(err)
 		s.noError(tx.Commit())
 		s.equal64(2, s.load("a").Seq)
 		return
 	}
+	s.noError(claimErr)
 	s.len(recs, 1)
 	s.error(err)
 	s.noError(tx.Rollback())

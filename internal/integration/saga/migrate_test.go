@@ -19,7 +19,6 @@ import (
 	"github.com/go-resilience/resilience/saga"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 // onEmpty runs test on a database of each kind that has no tables.
@@ -208,8 +207,8 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 // decides.
 func TestStoreUnderAnotherDefaultIsolation(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(t *testing.T) store.Store {
-		return newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", "serializable").store(t)
+	runStore(t, sqlstore.PostgreSQL, func(t *testing.T) (*sqlstore.Store, *sql.DB) {
+		return newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", "serializable").storeOn(t)
 	})
 }
 
@@ -217,7 +216,7 @@ func TestStoreUnderAnotherDefaultIsolation(t *testing.T) {
 // on the isolation that is the default, or on the SQL mode.
 func TestStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(t *testing.T) store.Store {
+	runStore(t, sqlstore.MySQL, func(t *testing.T) (*sqlstore.Store, *sql.DB) {
 		d := newDatabase(t, sqlstore.MySQL)
 		var version, isolation string
 		require.NoError(t, d.open(t).QueryRow(`SELECT version()`).Scan(&version))
@@ -226,7 +225,7 @@ func TestStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 		}
 		d = d.with(t, isolation, "'SERIALIZABLE'")
 		d.DSN += "&clientFoundRows=true&interpolateParams=true&sql_mode='ANSI,STRICT_ALL_TABLES'"
-		return d.store(t)
+		return d.storeOn(t)
 	})
 }
 

@@ -29,7 +29,7 @@ var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all s
 func TestStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) store.Store {
+			runStore(t, dialect, func(t *testing.T) (*sqlstore.Store, *sql.DB) {
 				d := newDatabase(t, dialect) // whose tables without the prefix must stay empty
 				db := d.open(t)
 				st := sqlstore.New(db, dialect, sqlstore.Config{Prefix: "trips_"})
@@ -39,10 +39,28 @@ func TestStore(t *testing.T) {
 					require.NoError(t, db.QueryRow(`SELECT (SELECT count(*) FROM saga) + (SELECT count(*) FROM saga_log)`).Scan(&n))
 					require.Zero(t, n)
 				})
-				return st
+				return st, db
 			})
 		})
 	}
+}
+
+// runStore runs the suite and its tests of transactions.
+func runStore(t *testing.T, dialect sqlstore.Dialect, newStore func(t *testing.T) (*sqlstore.Store, *sql.DB)) {
+	storetest.Run(t, func(t *testing.T) store.Store {
+		st, _ := newStore(t)
+		return st
+	})
+	storetest.RunTx(t, func(t *testing.T) storetest.Tx {
+		st, db := newStore(t)
+		return storetest.Tx{Store: st, DB: db, OneWriter: dialect == sqlstore.SQLite}
+	})
+}
+
+// storeOn returns a store and its database.
+func (d database) storeOn(t *testing.T) (*sqlstore.Store, *sql.DB) {
+	db := d.open(t)
+	return sqlstore.New(db, d.Dialect, sqlstore.Config{}), db
 }
 
 func TestCrashMatrix(t *testing.T) {
