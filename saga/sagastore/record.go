@@ -115,7 +115,7 @@ type Renewed struct {
 }
 
 // A CommitRequest is the next state of a saga. [Store].Commit writes it only if Epoch and Seq are still the record's.
-// The names in JSON are the names of columns in package sqlstore; another store may ignore them.
+// The names in JSON are those of columns in package sqlstore, which writes the fields without a name in another way.
 type CommitRequest struct {
 	ID    string `json:"id"`    // the saga's ID
 	Epoch int64  `json:"epoch"` // the Epoch that the record must have
@@ -173,8 +173,9 @@ type Message struct {
 	Payload []byte // the message's payload
 }
 
-// An Entry is an entry in the log of a saga, which never changes. The store reads no field, and sets Seq, Epoch and At.
-// The names in JSON are the names of columns in package sqlstore; another store may ignore them.
+// An Entry is an entry in the log of a saga, which never changes. The store reads no field, and sets Seq, Epoch and
+// At. The names in JSON are those of columns in package sqlstore. A store that encodes an Entry as JSON must add
+// Epoch and At.
 type Entry struct {
 	Seq     int64     `json:"seq"`     // the entry's position in the log, from 1 and without gaps
 	Kind    EventKind `json:"event"`   // the kind of the entry
