@@ -24,7 +24,7 @@ test: ## the tests of the library, as the README has it
 # takes minutes to build with the detector.
 race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
-		grep -vE '^\./(docs|examples|internal/(benchmarks|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis))/|/testdata/' | \
+		grep -vE '^\./(docs|examples|internal/(benchmarks|engines|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis))/|/testdata/' | \
 		xargs -n1 dirname | sort -u) $(patsubst %,./%/...,$(filter-out resilienceetcd,$(ADAPTERS)))
 	$(GO) test ./resilienceetcd/...
 	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
