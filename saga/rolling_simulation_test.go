@@ -106,9 +106,10 @@ func simulateRolling(w *sim.World) {
 	}
 	w.Drive(w.Step, func() bool { return true }) // they are running
 	start := func(id string) {
+		at := w.Choose(3)
 		f.alive.Go(func() {
-			for ctx.Err() == nil {
-				if err := f.some(w.Choose(3)).begin(ctx, id); err == nil {
+			for ; ctx.Err() == nil; at++ {
+				if err := f.some(at).begin(ctx, id); err == nil {
 					return
 				}
 				time.Sleep(time.Second)
