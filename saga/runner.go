@@ -193,7 +193,11 @@ func (r *Runner) Run(ctx context.Context) error {
 		h.nudge()
 	}
 	r.mu.Unlock()
-	defer time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(errDraining) }).Stop()
+	if r.cfg.Drain == None {
+		cancel(errDraining)
+	} else {
+		defer time.AfterFunc(r.cfg.Drain, func() { cancel(errDraining) }).Stop()
+	}
 	r.work.Wait()
 	cancel(errDraining)
 	_ = loops.Wait()

@@ -401,6 +401,9 @@ func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 	return saga.Step[notes]{Name: "child", Child: saga.ChildOf(child,
 		func(n *notes) (notes, error) { return notes{maps.Clone(n.By)}, nil },
 		func(n *notes, c notes) error {
+			if n.By == nil {
+				n.By = make(map[string]string)
+			}
 			maps.Copy(n.By, c.By)
 			return nil
 		})}
