@@ -202,9 +202,11 @@ func ExampleRunner_Operate() {
 	fmt.Println(errors.Is(err, saga.ErrStuck))
 
 	in, _ := runner.Get(ctx, "trip-17")
-	fmt.Println(runner.Operate(ctx, in.ID, saga.Operation{
+	if err := runner.Operate(ctx, in.ID, saga.Operation{
 		Action: saga.ActionCompensate, Note: "not charged", Seq: in.Seq,
-	}))
+	}); err != nil {
+		fmt.Println(err)
+	}
 	for errors.Is(err, saga.ErrStuck) { // until the runner has claimed the saga again
 		_, err = trips.Result(ctx, "trip-17")
 	}
@@ -213,7 +215,6 @@ func ExampleRunner_Operate() {
 	// book flight
 	// trip-17 is stuck at charge
 	// true
-	// <nil>
 	// cancel flight
 	// true
 }
