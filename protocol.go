@@ -39,7 +39,7 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 // decides. Otherwise Retryable returns true unless err is nil or [Answered].
 //
 // Retryable returns true for [context.Canceled] and [context.DeadlineExceeded]. These errors do not show
-// whether the caller's ctx or another ctx has ended.
+// which ctx has ended, the caller's or another.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // RetryAfter returns the time to wait before another attempt can help: the result of err's method

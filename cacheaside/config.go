@@ -71,7 +71,8 @@ type Config[K comparable, V any] struct {
 	// wait. By default the load is canceled.
 	FinishLoads bool
 	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent
-	// loads. It must call the wrapped function on its own goroutine, and not after it has returned.
+	// loads. A Middleware must call the wrapped function on the goroutine on which the Middleware was called, and
+	// before the Middleware returns.
 	//
 	// To policies, ErrNotFound is an answer. If a policy refuses a load, the load has failed. If the load returns
 	// another answer, such as resilience.Answer(err), callers get that error, and no stale value.

@@ -45,7 +45,8 @@ type Store interface {
 	InvalidateAll(ctx context.Context) error
 
 	// Fence invalidates key, and allows no lease and no value for it until Unfence with the same token. A key may
-	// have several fences. Fence returns how long the write may take. The fence expires after twice that time.
+	// have several fences. Fence returns how long the caller's write to the source may take. The fence expires after
+	// twice that time.
 	Fence(ctx context.Context, key, token string) (time.Duration, error)
 
 	// Unfence removes the fence of token, and invalidates key. If the fence arrives later, it has no effect.

@@ -32,7 +32,7 @@ type call struct {
 	work    linger.Work
 
 	replayable bool          // the request may be sent more than once
-	fault      *requestError // set if the request is invalid itself; usually nil
+	fault      *requestError // set if the request itself is invalid; usually nil
 	final      error         // why no further attempt may be sent; nil if one may be sent
 	silent     bool          // the connection of an attempt was abandoned because it was silent
 	last       *attempt      // the latest attempt with a response
@@ -542,7 +542,7 @@ func (c *call) makeFinal(err error) error {
 	return c.final
 }
 
-// failInvalid is like makeFinal, for a request that is invalid itself.
+// failInvalid is like makeFinal, for a request that itself is invalid.
 func (c *call) failInvalid(err error) error {
 	c.fault = &requestError{err: err}
 	c.fault.deciding.Store(true)

@@ -57,10 +57,10 @@ type ClientConfig struct {
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after 25
-	// consecutive failures, or if at least half of at least 20 requests within 7 seconds have failed. It stays open
-	// for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about
-	// one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout, AttemptTimeout
-	// and 30 seconds.
+	// consecutive failures, or if there were 20 or more requests within 7 seconds and half or more of them failed. It
+	// stays open for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore
+	// sends about one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout,
+	// AttemptTimeout and 30 seconds.
 	//
 	// A missed deadline of the caller is a failure only if the deadline left the request 0.9 seconds, or 90% of
 	// ResponseHeaderTimeout or AttemptTimeout if that is less. If the callers' deadlines are shorter, set

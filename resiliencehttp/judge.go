@@ -171,7 +171,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, date.Sub(now))
 }
 
-// A requestError is the error of a request that is invalid itself. The error does not depend on the server or the
+// A requestError is the error of a request that itself is invalid. The error does not depend on the server or the
 // network, and another attempt would fail in the same way. The policies of a [Transport] see a refusal, which they do
 // not count: an answer would close the breaker of a dead host. The caller sees an answer: a saga would repeat a refused
 // call forever.

@@ -183,7 +183,7 @@ func (r *route) rejected(c *call) bool {
 		(c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
 }
 
-// invalidRequest reports whether the attempt has failed with err because the request is invalid itself.
+// invalidRequest reports whether the attempt has failed with err because the request itself is invalid.
 func (a *attempt) invalidRequest(err error) bool {
 	return is[*requestError](err) || // from GetBody, or from a Transport inside Base
 		a.call.body.any((*sentBody).failed) ||

@@ -188,7 +188,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the work without an error, even if the body has not been read to its end.
+// Close reports to the policies that the call ended without an error, even if the body was not read to its end.
 func (b *body) Close() error {
 	b.closing.Store(true) // the error of a Read that Close interrupts is not a failure of the server
 	defer b.finish(nil, false)
@@ -303,9 +303,9 @@ type connBody struct {
 func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
-// An Ahead reads up to 64 KiB of a response's body for a Judge. The caller reads these bytes again. The Ahead waits for
-// the server for at most ResponseHeaderTimeout and Idle. If reading the body fails, the attempt has failed, whatever
-// the Judge returns.
+// An Ahead reads up to 64 KiB of a response's body for a Judge. The caller reads these bytes again. The Ahead waits
+// for the server no longer than ResponseHeaderTimeout, and no longer than Idle. If reading the body fails, the
+// attempt has failed, whatever the Judge returns.
 //
 // An Ahead reads the same bytes as the caller: if net/http decompresses the body, the bytes are decompressed. For a
 // response to HEAD, or with status 101, 204 or 304, it returns [io.EOF].

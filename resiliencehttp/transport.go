@@ -53,9 +53,10 @@ import (
 // gets the last response, with its body open. The Timeout of an http.Client is the caller's deadline. The deprecated
 // field Cancel of a request is ignored.
 //
-// A request can be invalid itself. For example, it has an invalid header, or reading its body fails. Such a request is
-// neither a success nor a failure of its host, so the policies see a refusal. The request is not sent again. For the
-// caller, and for policies around the http.Client, its error is an answer: see [resilience.Answered].
+// The fault can be in the request, not in its host. For example, it has an invalid header, or reading its body fails.
+// Such a request is neither a success nor a failure of its host, so the policies see a refusal. The request is not
+// sent again. For the caller, and for policies around the http.Client, its error is an answer: see
+// [resilience.Answered].
 //
 // If a body is truncated, or exceeds Idle or its timeout while the caller waits for more, a breaker replaces the
 // attempt's success by a failure. The request is not retried. A caller that reads slowly, or cancels, does not affect
@@ -96,11 +97,11 @@ type Transport struct {
 	// receives the requests without policies.
 	Middleware resilience.Middleware
 
-	// Judge returns the error that the policies see instead of a response, or nil for a success. The error is
-	// classified by the methods of the protocol; see [resilience]. If the error is not [resilience.Retryable], no
-	// other attempt follows. [Resend] marks an error whose request is sent again even if its method forbids that.
-	// Judge must read from the Ahead, not from the Body. If no attempts remain and the status is below 400, the
-	// caller gets the error and no response. Nil means [DefaultJudge].
+	// Judge returns the error that the policies see instead of a response, or nil for a success. The policies
+	// classify the error by the methods that it implements; see [resilience]. If the error is not
+	// [resilience.Retryable], no other attempt follows. [Resend] marks an error whose request is sent again even if
+	// its method forbids that. Judge must read from the Ahead, not from the Body. If no attempts remain and the
+	// status is below 400, the caller gets the error and no response. Nil means [DefaultJudge].
 	Judge func(*http.Response, *Ahead) error
 
 	// RetryAfter, if not nil, returns the time until the server accepts another request, from a field such as
@@ -127,7 +128,7 @@ type Transport struct {
 
 	// Prepare, if not nil, is called with the copy of the request that an attempt sends, for example to sign each
 	// copy. Prepare may change the copy. If it replaces the Body, it must close the old Body. If it returns an
-	// error, the request is invalid itself, and the call ends. See [HostOf] before you change the server in Prepare.
+	// error, the request itself is invalid, and the call ends. See [HostOf] before you change the server in Prepare.
 	Prepare func(*http.Request) error
 
 	// Hedge, if not nil, sends a Replayable request a second time if the first response takes too long. The first

@@ -13,7 +13,7 @@
 //	})
 //
 // The program's service account needs three verbs. With resourceNames, get and update can be limited to some leases. If
-// an administrator creates the objects, with an empty spec, the program does not need create:
+// an administrator creates the objects, with an empty spec, the program does not need the verb create:
 //
 //	apiVersion: rbac.authorization.k8s.io/v1
 //	kind: Role

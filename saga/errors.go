@@ -19,8 +19,8 @@ var (
 	ErrStuck       = errors.New("saga: stuck")       // it needs an operator
 	ErrAbandoned   = errors.New("saga: abandoned")   // an operator ended it as it was
 
-	ErrCanceled = errors.New("saga: canceled")          // the reason after Cancel
-	ErrDeadline = errors.New("saga: deadline exceeded") // the reason after Saga.Timeout
+	ErrCanceled = errors.New("saga: canceled")          // the reason why a saga was undone after Cancel
+	ErrDeadline = errors.New("saga: deadline exceeded") // the reason why a saga was undone after Saga.Timeout
 	ErrNoSignal = errors.New("saga: no signal in time") // the error of a step after AwaitFor
 )
 

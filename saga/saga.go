@@ -103,8 +103,8 @@ type Step[S any] struct {
 	// Do does the step. It may be called again after it took effect, with the same command id. The package
 	// documentation has the meaning of its error.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do. It may be called several times, for a Do that never took effect, and before a late Do arrives.
-	// Undo may be nil from the pivot on, and with ReadOnly or Child.
+	// Undo undoes Do. It may be called several times, for a Do that never took effect, and before a delayed request
+	// of Do reaches the participant. Undo may be nil in the pivot, in every step after it, and with ReadOnly or Child.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database that also records the step, so that it applies exactly

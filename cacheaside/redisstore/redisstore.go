@@ -37,8 +37,8 @@ import (
 
 // Config configures a Store. A zero duration means its default. A negative duration is an error.
 type Config struct {
-	// Prefix starts the keys of one cache, and is the name of its channel. It must not contain { or }. Caches with
-	// the same Prefix share their values. Required.
+	// Every key of a cache begins with Prefix, which is also the name of the cache's channel. It must not contain {
+	// or }. Caches with the same Prefix share their values. Required.
 	Prefix string
 
 	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string or []byte,

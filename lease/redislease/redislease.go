@@ -54,8 +54,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-// New returns a [lease.Store] in Redis, for concurrent use by any number of processes. New does not use Redis. It
-// panics with the error of cfg.Validate if cfg is invalid.
+// New returns a [lease.Store] in Redis, for concurrent use by any number of processes. New sends no command to Redis.
+// It panics with the error of cfg.Validate if cfg is invalid.
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)

@@ -39,9 +39,9 @@
 // # Failover of the database
 //
 // A database that loses commits when it fails over, for example because its replication is asynchronous, may lose the
-// beginning of a term. The next epoch is greater all the same, because epochs include the time, and the term's fenced
-// transactions are lost with it. The store finds the new primary by itself: it closes the pool's connections to a
-// server that no longer accepts writes.
+// beginning of a term. Even so, the next term's epoch is greater, because epochs include the time. The fenced
+// transactions of the lost part of the term are lost, too. The store finds the new primary by itself: it closes the
+// pool's connections to a server that no longer accepts writes.
 package sqllease
 
 import (

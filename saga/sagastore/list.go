@@ -12,7 +12,7 @@ type Filter struct {
 	CreatedBefore time.Time // only sagas whose CreatedAt is before this time; zero means no bound
 
 	After string // the next of the previous page of the same filter, opaque to the caller; "" means the first page
-	Limit int    // the maximum number of records in a page, however large; zero or less means 100
+	Limit int    // the maximum number of records in a page, any positive number; zero or less means 100
 
 	WithoutState bool // whether State is nil or empty in the records, which saves reading it
 }
@@ -23,7 +23,7 @@ const CountLimit = 10_000
 
 // Counts are the numbers of the sagas in a store that have not ended.
 type Counts struct {
-	Sagas []Count   // the Count of each definition that has such sagas, by ascending Saga in byte order
+	Sagas []Count   // one for each definition with sagas that have not ended, in byte order of Count.Saga
 	Now   time.Time // the time of the counts, according to the store's clock; never zero
 }
 

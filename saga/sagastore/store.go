@@ -293,10 +293,10 @@ type TxStore interface {
 	// error of Admit, tx must remain usable. Until tx ends, PostTx may prevent the saga's owner from committing.
 	PostTx(ctx context.Context, tx *sql.Tx, req PostRequest) (Record, error)
 
-	// CommitTx is Commit inside tx, and the last statement of tx. It must not succeed if a newer epoch was claimed and
-	// committed after tx started, and must not read an older snapshot: otherwise a slow owner would commit its rows after
-	// another owner has done the step. It returns ErrFenced, or under snapshot isolation the database's serialization
-	// failure; on PostgreSQL, READ COMMITTED suffices. If CommitTx or the commit of tx fails, the runner loads the record
-	// as after Commit.
+	// CommitTx is Commit inside tx, and the last statement of tx. It must fail if another owner's claim of a newer
+	// epoch was committed after tx started, even if the snapshot of tx is older than that claim. Otherwise a slow
+	// owner would commit its rows after another owner has done the step. It returns ErrFenced, or under snapshot
+	// isolation the database's serialization failure; on PostgreSQL, READ COMMITTED suffices. If CommitTx or the
+	// commit of tx fails, the runner loads the record as after Commit.
 	CommitTx(ctx context.Context, tx *sql.Tx, req CommitRequest) (Receipt, error)
 }
