@@ -29,7 +29,7 @@ type Stats struct {
 
 	Entries              int64 `gauge:"entries"`  // in memory, including stale ones
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
-	Watching             int64 `gauge:"watching"` // 1 while values are kept in memory: without a Store, or while its changes are watched
+	Watching             int64 `gauge:"watching"` // 1 while values are kept in memory
 }
 
 // Stats returns the metrics of c.

@@ -91,11 +91,12 @@ type Config struct {
 	// Retry runs the transaction, again where it has had no effect: the Wrap of a Retrier, or
 	// a Chain of it and other policies. Nil means one attempt.
 	Retry func(next func(context.Context) error) func(context.Context) error
-	// Check settles a COMMIT whose outcome is unknown. It reads in a new transaction tx whether the
-	// other transaction was committed. If it was not, the other transaction is tried again. tx is always rolled back. A COMMIT may still be on its way: a Check that inserts the same unique row waits
-	// for it, and finds a duplicate if it was committed; one that reads does neither. With
-	// an error of Check the outcome stays unknown, as where a timeout in Retry has passed:
-	// Check is part of the attempt. Nil means that it stays so.
+	// Check settles a COMMIT whose outcome is unknown. It reads in a new transaction tx whether
+	// the other transaction was committed. If it was not, the other transaction is tried again.
+	// tx is always rolled back. A COMMIT may still be on its way: a Check that inserts the same
+	// unique row waits for it, and finds a duplicate if it was committed; one that only reads
+	// may miss it. If Check fails, or a timeout in Retry ends it, the outcome stays unknown:
+	// Check is part of the attempt. Nil means that it stays unknown.
 	Check func(ctx context.Context, tx *sql.Tx) (committed bool, err error)
 }
 
