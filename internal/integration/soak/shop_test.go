@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,6 +61,7 @@ type shop struct {
 	frontend *httptest.Server
 
 	breakers map[string]*breaker.Breaker
+	sparse   atomic.Bool // one call of 50 is made
 	mu       sync.Mutex
 	opened   []breaker.Event
 	orders   []string

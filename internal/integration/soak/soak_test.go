@@ -88,7 +88,8 @@ var (
 	forced = phase{
 		begin: func(s *shop) { s.breakers["payments"].ForceOpen(errors.New("maintenance")) },
 		end: func(s *shop, _ map[string]string) {
-			for deadline := time.Now().Add(time.Minute); s.rules.refusalIsAnAttempt && len(s.stuck()) == 0 && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(time.Minute); s.rules.refusalIsAnAttempt && len(s.stuck()) == 0 &&
+				time.Now().Before(deadline); {
 				s.during(50 * time.Millisecond) // until the attempts are used up
 			}
 			s.breakers["payments"].Enable()
@@ -150,13 +151,16 @@ func (s *shop) during(d time.Duration) {
 func (s *shop) afterwards(findings map[string]string) {
 	s.during(openFor)
 	for name, b := range s.breakers {
-		// Some time for what a slow machine has not got to.
-		for deadline := time.Now().Add(10 * time.Second); b.State() != breaker.Closed; s.during(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
+		// On a machine that is too slow for the traffic, the probes time out: after 10s there is less of it.
+		began := time.Now()
+		for ; b.State() != breaker.Closed; s.during(10 * time.Millisecond) {
+			s.sparse.Store(time.Since(began) > 10*time.Second)
+			if time.Since(began) > 2*time.Minute {
 				findings[stayedOpen] = fmt.Sprintf("%s: %+v", name, b.Stats())
 				break
 			}
 		}
+		s.sparse.Store(false)
 	}
 	before := len(s.allOpened())
 	s.during(openFor / 2)
@@ -195,7 +199,9 @@ func (s *shop) begin() (stop func()) {
 				case <-ctx.Done():
 					return
 				case <-tick.C:
-					work.Go(func() { do(ctx, i) })
+					if i%50 == 0 || !s.sparse.Load() {
+						work.Go(func() { do(ctx, i) })
+					}
 				}
 			}
 		})
@@ -253,7 +259,7 @@ func (s *shop) stuck() []*saga.Instance {
 // was ordered.
 func (s *shop) settle(findings map[string]string) {
 	under := []saga.Status{saga.Running, saga.Compensating}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(5 * time.Minute)
 	for {
 		page, _, err := s.runner.List(context.Background(), saga.Filter{Status: under, Limit: 1})
 		require.NoError(s.t, err)
