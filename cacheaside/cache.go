@@ -84,7 +84,7 @@ type Cache[K comparable, V any] struct {
 	ended   chan struct{}  // closed when the first Close has returned
 
 	mu            sync.Mutex
-	flights       map[K]*flight[K, V]      // flights that a call may join, and whose results will be cached
+	flights       map[K]*flight[K, V]      // flights that a call may join; memory caches their results, unless fenced
 	loads         map[*load[K, V]]struct{} // loads with flights that have not finished
 	memoryEnabled bool                     // while false, memory is empty and stays empty
 	stats         Stats

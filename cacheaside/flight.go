@@ -15,7 +15,7 @@ import (
 //	     ┌──────────────────────> flightLoading ──────────────────┐
 //	     │                                                        v
 //	flightLookup ──────────────────────────────────────────> flightFinished
-//	     │            the Store has the answer                    ^
+//	     │            the Store has an answer                     ^
 //	     └──────────────────────> flightFenced ───────────────────┘
 //	           a write is in progress            Load has returned
 //
@@ -24,23 +24,26 @@ import (
 //	     │ LoadTimeout has passed, the last caller has canceled, or Close was called
 //	     v
 //	flightAbandoned ───────────────────────────────────────> flightFinished
-//	                             Load has returned
+//	                    Load has returned, or the Store has an answer
 //
 // With a Store, a flight starts in flightLookup, without one in flightLoading. Load has also returned if it has
 // panicked, or if Middleware has returned without calling Load.
 //
-// From flightAbandoned on, the callers have an error, which no longer changes. Load is not called for a flight that
-// is abandoned in flightLookup. If Load runs, it continues. Its ctx is done, unless a LoadMany has other flights that
-// are not abandoned. With FinishLoads, only a flight that is fenced or not current is abandoned when its last caller
-// cancels.
+// From flightAbandoned on, the callers have an error, which no longer changes. If Load runs, it continues. Its ctx is
+// done, unless a LoadMany has other flights that are not abandoned. For a flight that is abandoned in flightLookup,
+// Load is not called, and a lease that the Store then grants is released: the flight stays in flightAbandoned, unless
+// the Store has an answer. With FinishLoads, only a flight that is fenced or not current is abandoned when its last
+// caller cancels. A refresh in the background is a caller that never cancels, and so is one that was served a stale
+// value.
 //
 // Callers may join a flight while it is current, that is, while it is in Cache.flights under its key and no
 // invalidation has come after its mark. An invalidation, a Get with SkipMemory and an answer end this. An
 // invalidation changes no state: the flight still answers its callers, but later callers start another flight.
 //
-// Memory caches the result if the flight is current when it finishes, and is not fenced. The Store has its own rule: it
-// accepts the result of each flight that has a lease, even of an abandoned flight, unless the key was invalidated after
-// the Store granted the lease. With ReplicaLag, only a current flight fills the Store.
+// Memory caches the result if the flight is current when it finishes, and is not fenced. The Store has its own rule:
+// it accepts the result of each flight that has a lease, even of an abandoned flight, unless the key was invalidated,
+// or another flight's result was stored, after the Store granted the lease. With ReplicaLag, only a current flight
+// fills the Store.
 type flightState int
 
 const (
@@ -48,7 +51,7 @@ const (
 	flightLoading                      // Load runs, or is about to
 	flightFenced                       // Load runs, but its result must not be cached
 	flightAbandoned                    // the callers have an error; Load may still run
-	flightFinished                     // the callers have the result
+	flightFinished                     // the load has ended, and the answer no longer changes
 )
 
 // A flight is one load of a key, together with the callers that wait for it.
@@ -63,7 +66,7 @@ type flight[K comparable, V any] struct {
 	// Guarded by Cache.mu until done is closed.
 	state    flightState
 	load     *load[K, V]
-	waiters  int // callers that wait; a refresh in the background counts as one
+	waiters  int // callers that have not canceled, and refreshes in the background
 	fallback fallback[V]
 	answer   result[K, V] // for the callers
 
@@ -142,7 +145,7 @@ func (c *Cache[K, V]) current(key K) *flight[K, V] {
 	return f
 }
 
-// isCurrent reports whether the result of f would be cached.
+// isCurrent reports whether a call may join f.
 func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,8 +222,8 @@ func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
 	}
 }
 
-// leave removes one waiter from f. Without waiters, f is abandoned unless FinishLoads is set and its result would be
-// cached. The Cache is locked.
+// leave removes one waiter from f. Without waiters, f is abandoned unless FinishLoads is set, f is current and it is
+// not fenced. The Cache is locked.
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	f.waiters--
 	finishes := f.load.cfg.FinishLoads && f.state != flightFenced && c.current(f.key) == f

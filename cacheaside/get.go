@@ -9,10 +9,10 @@ import (
 
 // GetOptions are options of a single Get. The zero value selects the defaults.
 type GetOptions struct {
-	// SkipMemory makes the call query the Store, so that it sees the invalidations of other processes at once.
-	// Without a Store the call starts a new load. The result of a load in flight is then not cached. The new
-	// result replaces the entry in memory. Stale values are served only from the Store, as
-	// Config.StaleWhileRevalidate and StaleIfError allow.
+	// SkipMemory makes the call query the Store, so that it sees the invalidations of other processes at once. Without a
+	// Store the call starts a new load. The new result replaces the entry in memory, which does not cache the result of
+	// a load that was in flight. The Store may have that result, and the call may return it. Stale values are served
+	// only from the Store, as Config.StaleWhileRevalidate and StaleIfError allow.
 	SkipMemory bool
 }
 

@@ -168,8 +168,8 @@ func (l *load[K, V]) remove(gone func(*flight[K, V]) bool) {
 	}
 }
 
-// dropAbandoned removes the abandoned flights, for which Load need not run, and releases their leases. With loads, the
-// other flights load next.
+// dropAbandoned removes the abandoned flights, for which Load need not run, and releases their leases. If loads is
+// true, the other flights leave flightLookup.
 func (l *load[K, V]) dropAbandoned(loads bool) {
 	var abandoned []*flight[K, V]
 	l.c.mu.Lock()

@@ -25,7 +25,7 @@ const (
 	stepServe             // finish with the entry of the response
 	stepFail              // finish with an error
 	stepPoll              // another process loads: query the Store again after a pause
-	stepTake              // the entry cannot be used: query the Store again at once, for the lease
+	stepTake              // there is no usable entry: query the Store again at once, for the lease
 )
 
 // nextStep returns the step after a response in state s, "" if there was none, with entry e, nil if there is none
@@ -168,8 +168,9 @@ type storedFlight[K comparable, V any] struct {
 	data []byte
 }
 
-// fill stores the results of the flights that have a lease, or releases the lease. It returns the calls to Fill that
-// failed.
+// fill stores the results of the flights that have a lease, or releases the lease. A release tells other processes that
+// the load failed, unless a policy refused it, its error is an answer, or it was canceled. fill returns the calls to
+// Fill that failed.
 func (l *load[K, V]) fill() (failures []failedFill[K, V]) {
 	c, t := l.c, l.c.tier
 	if t == nil {
@@ -258,9 +259,9 @@ type failedFill[K comparable, V any] struct {
 	err     error
 }
 
-// explain finds out why a Fill failed, after the callers have their values. If the Store accepts a smaller call, which
-// ends the lease of the largest value, then the Store has refused a value: this is no outage. The other values are
-// stored one by one. If the Store refuses some of them, their leases are released, so that no process waits for them.
+// explain finds out why a Fill failed, after the callers have their values. First it releases the lease of the largest
+// value. If that fails, this is an outage. Otherwise the Store works, and has refused a value: explain stores the other
+// values one by one. If the Store refuses some of them, their leases are released, so that no process waits for them.
 func (l *load[K, V]) explain(failed failedFill[K, V]) {
 	t, err := l.c.tier, failed.err
 	slices.SortStableFunc(failed.flights, func(a, b storedFlight[K, V]) int { return len(b.data) - len(a.data) })

@@ -25,7 +25,7 @@ type Stats struct {
 	TimedOut int64 `counter:"loads{outcome=timed_out}"`
 	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers canceled, or Close was called
 
-	Overtaken int64 `counter:"overtaken"` // loads that were invalidated in flight: their results are not cached
+	Overtaken int64 `counter:"overtaken"` // loads in flight that an invalidation or SkipMemory kept out of memory
 
 	Entries              int64 `gauge:"entries"`  // in memory, including stale ones
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
