@@ -27,10 +27,11 @@ const BarrierTableMySQL = participant.TableMySQL
 //		return book(ctx, tx, room) // or saga.Declined(err): there is no room, and that is remembered
 //	})
 //
-// A command that was applied before does nothing and returns nil: store its result under its id. A command that was
-// declined is declined again. An Undo whose Do never arrived, or was declined, does not call fn, and a Do that arrives
-// after that Undo is declined. After any other error, the command can be sent again. fn must return a deadlock error of
-// MySQL unchanged, since MySQL has rolled the command's row back: otherwise the command would be applied twice.
+// For a command that was applied before, Apply returns nil and does not call fn. If Do needs a result, fn must store
+// it under the command id, and Do must read it there. A command that was declined is declined again. An Undo whose Do
+// never arrived, or was declined, does not call fn, and a Do that arrives after that Undo is declined. After any
+// other error, the command can be sent again. fn must return a deadlock error of MySQL unchanged, since MySQL has
+// rolled the command's row back: otherwise the command would be applied twice.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

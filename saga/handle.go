@@ -84,8 +84,9 @@ func (h *Handle[S]) encode(ctx context.Context, s *S) ([]byte, error) {
 // Result waits until the saga has ended, in whichever process, or is stuck, and returns its state. If the saga has not
 // completed, the error is an [*Error], and the state is returned with it.
 //
-// If ctx ends first, the error is the end of ctx, with the latest error of the store. If there is no such saga, the
-// error matches [ErrNotFound]. If the saga is of a version that the handle lacks, it matches [ErrNotRegistered].
+// If ctx ends first, the error matches ctx.Err(), names the latest error of the store, and the state is zero. If
+// there is no such saga, the error matches [ErrNotFound]. If the saga is of a version that the handle lacks, it
+// matches [ErrNotRegistered].
 //
 // A step that waits for the Result of another saga keeps its place in the runner: make that saga a child.
 func (h *Handle[S]) Result(ctx context.Context, id string) (S, error) {
@@ -117,8 +118,7 @@ func (h *Handle[S]) Get(ctx context.Context, id string) (*Instance, S, error) {
 func (h *Handle[S]) decode(in *Instance) (s S, err error) {
 	p := h.versions[in.Version]
 	if in.Saga != h.current.p.name || p == nil {
-		return s, fmt.Errorf("%w: %q is of %s version %d, which the handle of %s lacks",
-			ErrNotRegistered, in.ID, in.Saga, in.Version, h.current.p.name)
+		return s, h.notMine(in)
 	}
 	decoded, err := p.decode(in.State)
 	if err != nil {
@@ -127,14 +127,23 @@ func (h *Handle[S]) decode(in *Instance) (s S, err error) {
 	return *decoded.(*S), nil
 }
 
+// notMine is the error for a saga of a definition or version that h lacks.
+func (h *Handle[S]) notMine(in *Instance) error {
+	return fmt.Errorf("%w: %q is of %s version %d, which the handle of %s lacks",
+		ErrNotRegistered, in.ID, in.Saga, in.Version, h.current.p.name)
+}
+
 // Signal tells the saga that something has happened outside, for which a step with the Await name waits, or will
 // wait. [SignalFrom] returns the payload, of up to 64 KiB. The first signal of a name is kept, so Signal can be
 // repeated.
 //
 // The error matches [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga has turned back or ended
-// without such a signal, or has no step that awaits it. So if a payment arrives while the customer cancels, either the
-// caller of Signal learns that it must be paid back, or each Undo sees it. Let a step before the wait have an Undo, and
-// take no payment before that step is done: a step that never started, or took no effect, is not undone.
+// without such a signal, or has no step that awaits it. It does not matter of which definition the saga is.
+//
+// If Signal returned nil, SignalFrom returns the payload in each later Do and Undo, even if the saga turns back. So a
+// payment that arrives while the customer cancels can be paid back: by the caller of Signal if there is an error, and
+// otherwise by the Undo of a step before the wait. Take no payment before that step is done: a step that never
+// started, or took no effect, is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }
@@ -150,9 +159,17 @@ func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, p
 	return engine.SignalTx(ctx, tx, id, name, payload)
 }
 
-// Cancel asks a running saga to turn back, and returns once that is recorded. A step in progress may succeed first:
-// Result returns how the saga has ended. If the saga is not running, or its pivot is done, the error matches
-// [ErrNotAllowed]. The note is logged with the saga.
+// Cancel asks a running saga to turn back, and returns once that is recorded. A step in progress may succeed first, and
+// a pivot without Undo whose outcome is unknown is still retried: Result returns how the saga has ended. If the saga is
+// not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another definition, it
+// matches [ErrNotRegistered]. The note is logged with the saga.
 func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
+	in, err := h.engine.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if in.Saga != h.current.p.name {
+		return h.notMine(in)
+	}
 	return h.engine.Operate(ctx, id, Operation{Action: ActionCancel, Note: note})
 }

@@ -68,6 +68,8 @@ func TestHandleKnowsItsVersions(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrNotRegistered)
 		_, err = saga.Register(r, other).Start(t.Context(), "one", trip{})
 		require.ErrorIs(t, err, saga.ErrExists)
+		require.ErrorIs(t, saga.Register(r, other).Cancel(t.Context(), "one", ""), saga.ErrNotRegistered)
+		require.ErrorIs(t, trips.Cancel(t.Context(), "none", ""), saga.ErrNotFound)
 		require.PanicsWithError(t, `saga: the older definition is one of "other", not of "trip"`,
 			func() { saga.Register(r, v2, other) })
 	})

@@ -82,7 +82,7 @@ type Saga[S any] struct {
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
 	// Timeout is the time that the saga may take until its pivot, or without a pivot its last step, is done. After
-	// that time the saga turns back. Zero means no limit.
+	// that time the saga turns back, unless the outcome of a pivot without Undo is unknown. Zero means no limit.
 	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON, which keeps fields that this build of the program does not know; see
 	// Version. With another Codec, a new field needs a new Version unless the Codec keeps such fields.
@@ -127,8 +127,8 @@ type Step[S any] struct {
 	// Await is the name of a signal that the step waits for after Delay, up to 100 bytes. See [Handle.Signal]. Empty
 	// means no signal.
 	Await string
-	// AwaitFor limits the wait for the signal, which then fails with [ErrNoSignal] and without effect. Zero means no
-	// limit.
+	// AwaitFor limits the wait: if no signal has come after that time, the step fails with [ErrNoSignal], without
+	// effect. A signal that comes later still counts if no runner has ended the wait yet. Zero means no limit.
 	AwaitFor time.Duration
 
 	// ReadOnly declares that Do changes nothing, so that the step is never undone.
@@ -136,7 +136,7 @@ type Step[S any] struct {
 
 	// Pivot marks the point of no return. Later steps are retried until they succeed; if one of them returns
 	// [Permanent] or [Declined], the saga is stuck. A pivot without Undo is retried until it returns nil or Declined,
-	// whatever Attempts and Saga.Timeout are; Permanent makes the saga stuck.
+	// whatever Attempts and Saga.Timeout are, and even after [Handle.Cancel]; Permanent makes the saga stuck.
 	Pivot bool
 
 	// Timeout limits each attempt. Zero means 1 minute; [Unlimited] means no limit.
