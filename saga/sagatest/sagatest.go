@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -29,19 +30,19 @@ type Case[S any] struct {
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of these failures of each step that has a Do
-// and an Undo, up to the pivot:
+// and is not read-only, up to the pivot:
 //
-//   - Do fails and takes no effect.
-//   - Do takes effect and its reply is lost.
+//   - Do is declined and takes no effect.
+//   - Do takes effect and its reply is lost. If the step is a pivot without Undo, Do is called until the reply arrives.
 //   - Do takes no effect and its reply is lost. Undo is called without a Do. Then the Do arrives late and must be
-//     declined.
+//     declined. A step without Undo is left out.
 //   - A policy of this module refuses Do at first.
 //
 // Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
 // fails, if the saga ends differently, or if encoding and decoding change the state. verify compares the participants
 // with the Case; the participants may be new for each run or shared. Attempts, Backoff, Delay and Await are ignored,
-// and SignalFrom returns no signal. A DoTx, an UndoTx and a Child are not called: check the definitions of children
-// separately.
+// and SignalFrom returns no signal: test a Do that needs a payload apart, and leave it out of the saga that Check
+// runs. A DoTx, an UndoTx and a Child are not called: check the definitions of children separately.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
@@ -52,6 +53,10 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 	for i := range sg.Steps {
 		if st := &sg.Steps[i]; st.Do != nil && st.Undo != nil {
 			for _, what := range troubles {
+				c.run(fmt.Sprintf(what.scenario, st.Name), st.Name, what)
+			}
+		} else if st.Do != nil && st.Pivot && !st.ReadOnly {
+			for _, what := range pivotTroubles {
 				c.run(fmt.Sprintf(what.scenario, st.Name), st.Name, what)
 			}
 		}
@@ -66,7 +71,7 @@ type trouble struct {
 	scenario string
 	does     bool  // Do takes effect
 	err      error // the error of Do
-	refused  bool  // a policy refuses the first attempt
+	once     error // the error of the first attempt
 	late     bool  // the Do arrives after the Undo
 }
 
@@ -76,7 +81,13 @@ var (
 		{scenario: "%s takes no effect", err: saga.Declined(errTrouble)},
 		{scenario: "the reply of %s is lost", does: true, err: saga.Permanent(errTrouble)},
 		{scenario: "%s is undone and was never done", err: saga.Permanent(errTrouble), late: true},
-		{scenario: "%s is refused by a policy at first", does: true, refused: true},
+		{scenario: "%s is refused by a policy at first", does: true, once: refusal{}},
+	}
+	// pivotTroubles are those of a pivot without Undo: only nil and Declined settle it.
+	pivotTroubles = []trouble{
+		{scenario: "%s takes no effect", err: saga.Declined(errTrouble)},
+		{scenario: "the reply of %s is lost", does: true, once: errTrouble},
+		{scenario: "%s is refused by a policy at first", does: true, once: refusal{}},
 	}
 )
 
@@ -155,13 +166,15 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 	out.Backoff = func(int) time.Duration { return 0 }
 	calls := 0
 	out.Do = func(ctx context.Context, s *S) error {
-		if calls++; calls == 1 && what.refused {
-			return refusal{}
-		}
-		if what.does {
+		calls++
+		refused := calls == 1 && resilience.Refused(what.once)
+		if what.does && !refused {
 			if err := twice("Do", do)(ctx, s); err != nil {
 				return err
 			}
+		}
+		if calls == 1 && what.once != nil {
+			return what.once
 		}
 		return what.err
 	}

@@ -117,7 +117,7 @@ func TestCheckPassesGoodSteps(t *testing.T) {
 		clear(h.rooms)
 		clear(h.seen)
 	})
-	require.Equal(t, 1+4*3, runs)
+	require.Equal(t, 1+4*3+3, runs)
 }
 
 func TestCheckFindsBadSteps(t *testing.T) {
@@ -158,9 +158,23 @@ func TestCheckRunsStepsOfEveryKind(t *testing.T) {
 	sagatest.Check(t, sg, func() *state { return &state{} }, func(_ testing.TB, c sagatest.Case[state]) {
 		runs = append(runs, c)
 	})
-	require.Len(t, runs, 1+4, "only room has failures that turn the saga back")
+	require.Len(t, runs, 1+4+3, "four failures of room and three of the pivot")
 	require.Equal(t, []string{"room", "voucher", "pay", "receipt"}, runs[0].InEffect)
 	require.Empty(t, runs[1].InEffect)
+}
+
+// The charge is called again after its reply was lost, and takes the answer "duplicate" for a failure.
+func TestCheckRepeatsPivot(t *testing.T) {
+	charge := func(ctx context.Context, _ *state) error {
+		if saga.CommandFrom(ctx).Attempt > 1 {
+			return errors.New("duplicate")
+		}
+		return nil
+	}
+	sg := &saga.Saga[state]{Name: "stay", Steps: []saga.Step[state]{{Name: "charge", Do: charge, Pivot: true}}}
+	r := &recorder{TB: t}
+	sagatest.Check(r, sg, func() *state { return &state{} })
+	require.Contains(t, r.errs, "the reply of charge is lost: Do of charge: duplicate")
 }
 
 func TestCheckEndsIfStepIsAlwaysRefused(t *testing.T) {
