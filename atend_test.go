@@ -76,17 +76,21 @@ func TestAtEndWaitsForTheResponsesBody(t *testing.T) {
 		underWay int                  // when RoundTrip has returned
 		ends     func(error) bool     // which error f gets
 	}{
-		"Read":         {serves(200, strings.NewReader("hello")), nil, read, 1, is(nil)},
-		"Closed":       {serves(200, strings.NewReader("hello")), nil, func(resp *http.Response) { _ = resp.Body.Close() }, 1, is(nil)},
-		"BreaksOff":    {serves(200, iotest.ErrReader(errDown)), nil, read, 1, is(errDown)},
-		"NoBody":       {serves(204, strings.NewReader("")), nil, nothing, 0, is(nil)},
-		"FailedStatus": {serves(503, strings.NewReader("")), nil, nothing, 0, func(err error) bool { return resilience.Retryable(err) }},
-		"Fails":        {func(*http.Request) (*http.Response, error) { return nil, errDown }, nil, nothing, 0, is(errDown)},
-		"Refused":      {serves(200, strings.NewReader("")), full.Wrap, nothing, 0, resilience.Refused},
-		"Panics":       {func(*http.Request) (*http.Response, error) { panic(errDown) }, nil, nothing, 0, notNil},
-		"Exits":        {func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }, nil, nothing, 0, notNil},
-		"TimedOut":     {slowBody(2 * time.Second), resilience.Timeout(time.Second), read, 1, is(context.DeadlineExceeded)},
-		"NeverClosed":  {slowBody(time.Hour), resilience.Timeout(time.Second), func(*http.Response) { time.Sleep(time.Minute) }, 1, is(nil)},
+		"Read": {serves(200, strings.NewReader("hello")), nil, read, 1, is(nil)},
+		"Closed": {serves(200, strings.NewReader("hello")), nil,
+			func(resp *http.Response) { _ = resp.Body.Close() }, 1, is(nil)},
+		"BreaksOff": {serves(200, iotest.ErrReader(errDown)), nil, read, 1, is(errDown)},
+		"NoBody":    {serves(204, strings.NewReader("")), nil, nothing, 0, is(nil)},
+		"FailedStatus": {serves(503, strings.NewReader("")), nil, nothing, 0,
+			func(err error) bool { return resilience.Retryable(err) }},
+		"Fails":   {func(*http.Request) (*http.Response, error) { return nil, errDown }, nil, nothing, 0, is(errDown)},
+		"Refused": {serves(200, strings.NewReader("")), full.Wrap, nothing, 0, resilience.Refused},
+		"Panics":  {func(*http.Request) (*http.Response, error) { panic(errDown) }, nil, nothing, 0, notNil},
+		"Exits": {func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }, nil,
+			nothing, 0, notNil},
+		"TimedOut": {slowBody(2 * time.Second), resilience.Timeout(time.Second), read, 1, is(context.DeadlineExceeded)},
+		"NeverClosed": {slowBody(time.Hour), resilience.Timeout(time.Second),
+			func(*http.Response) { time.Sleep(time.Minute) }, 1, is(nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

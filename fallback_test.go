@@ -35,8 +35,9 @@ func TestFallbackNeverLosesTheError(t *testing.T) {
 		fallback func(context.Context, error) error
 		want     string
 	}{
-		"the same":        {func(_ context.Context, err error) error { return err }, "down"},
-		"one that wraps":  {func(_ context.Context, err error) error { return errors.Join(errStale, err) }, "nothing stale either\ndown"},
+		"the same": {func(_ context.Context, err error) error { return err }, "down"},
+		"one that wraps": {func(_ context.Context, err error) error { return errors.Join(errStale, err) },
+			"nothing stale either\ndown"},
 		"one of its own":  {func(context.Context, error) error { return errStale }, "nothing stale either\ndown"},
 		"one not its own": {func(ctx context.Context, err error) error { return &plain{err} }, "plain: down\ndown"},
 	}

@@ -23,7 +23,8 @@ func beginStream(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.
 }
 
 func TestBrokenStreamReplacesSuccess(t *testing.T) {
-	for name, cfg := range map[string]breaker.Config{"time": {ConsecutiveFailures: 2}, "calls": {ConsecutiveFailures: 2, WindowCalls: 3}} {
+	for name, cfg := range map[string]breaker.Config{"time": {ConsecutiveFailures: 2},
+		"calls": {ConsecutiveFailures: 2, WindowCalls: 3}} {
 		t.Run(name, func(t *testing.T) {
 			var seen changes
 			b := watched(&seen, cfg)
@@ -110,7 +111,8 @@ func TestBrokenStreamsOpenAtAnyRate(t *testing.T) {
 
 // The open time grows although each probe succeeds at first.
 func TestOpenTimeGrowsForBrokenStreams(t *testing.T) {
-	for name, after := range map[string]time.Duration{"as a probe": 50 * time.Millisecond, "after it": 300 * time.Millisecond} {
+	for name, after := range map[string]time.Duration{"as a probe": 50 * time.Millisecond,
+		"after it": 300 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := breaker.New(breaker.Config{

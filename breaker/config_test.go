@@ -14,29 +14,47 @@ import (
 
 func TestConfigValidate(t *testing.T) {
 	for want, cfg := range map[string]breaker.Config{
-		"ConsecutiveFailures is -1: must be 0 (for the default) or more":                             {ConsecutiveFailures: -1},
-		"FailureRate is 1.5: must be 0 (for none) or in (0, 1]":                                      {FailureRate: 1.5},
-		"FailureRate is -0.1: must be 0 (for none) or in (0, 1]":                                     {FailureRate: -0.1},
-		"FailureRate is NaN: must be 0 (for none) or in (0, 1]":                                      {FailureRate: math.NaN()},
-		"MinCalls is -1: must be 0 (for 20) or more":                                                 {FailureRate: 1, MinCalls: -1},
-		"MinCalls is 7: must be at most WindowCalls, or no rate ever counts":                         {FailureRate: 1, MinCalls: 7, WindowCalls: 6},
-		"FailuresInWindow is -1: must be 0 (for none) or more":                                       {FailuresInWindow: -1},
-		"FailuresInWindow is 7: must be at most WindowCalls, or it is never reached":                 {FailuresInWindow: 7, WindowCalls: 6},
-		"SlowAfter is -1ns: must be 0 (for never) or more":                                           {SlowAfter: -1},
-		"MinCalls is 7: must be 0 without FailureRate":                                               {MinCalls: 7},
-		"Window is -1ns: must be 0 (for 1m) or at least 1ms":                                         {Window: -1},
-		"Window is 999µs: must be 0 (for 1m) or at least 1ms":                                        {Window: 999 * time.Microsecond},
-		"WindowCalls is -1: must be 0 (for none) to 1<<20":                                           {WindowCalls: -1},
-		"WindowCalls is 1048577: must be 0 (for none) to 1<<20":                                      {WindowCalls: 1<<20 + 1},
+		"ConsecutiveFailures is -1: must be 0 (for the default) or more": {
+			ConsecutiveFailures: -1,
+		},
+		"FailureRate is 1.5: must be 0 (for none) or in (0, 1]":  {FailureRate: 1.5},
+		"FailureRate is -0.1: must be 0 (for none) or in (0, 1]": {FailureRate: -0.1},
+		"FailureRate is NaN: must be 0 (for none) or in (0, 1]": {
+			FailureRate: math.NaN(),
+		},
+		"MinCalls is -1: must be 0 (for 20) or more": {
+			FailureRate: 1, MinCalls: -1,
+		},
+		"MinCalls is 7: must be at most WindowCalls, or no rate ever counts": {
+			FailureRate: 1, MinCalls: 7, WindowCalls: 6,
+		},
+		"FailuresInWindow is -1: must be 0 (for none) or more": {FailuresInWindow: -1},
+		"FailuresInWindow is 7: must be at most WindowCalls, or it is never reached": {
+			FailuresInWindow: 7, WindowCalls: 6,
+		},
+		"SlowAfter is -1ns: must be 0 (for never) or more":   {SlowAfter: -1},
+		"MinCalls is 7: must be 0 without FailureRate":       {MinCalls: 7},
+		"Window is -1ns: must be 0 (for 1m) or at least 1ms": {Window: -1},
+		"Window is 999µs: must be 0 (for 1m) or at least 1ms": {
+			Window: 999 * time.Microsecond,
+		},
+		"WindowCalls is -1: must be 0 (for none) to 1<<20": {WindowCalls: -1},
+		"WindowCalls is 1048577: must be 0 (for none) to 1<<20": {
+			WindowCalls: 1<<20 + 1,
+		},
 		"Patience is -2ns: must be 0 (for nine tenths of SlowAfter, or of 1s) or more, or Unlimited": {Patience: -2},
 		"ProbeTimeout is -1ns: must be 0 (for OpenFor) or more":                                      {ProbeTimeout: -1},
 		"OpenFor is -1ns: must be 0 (for 30s) or more":                                               {OpenFor: -1},
 		"MaxRetryAfter is -1ns: must be 0 (for the larger of OpenFor and MaxOpenFor) or more":        {MaxRetryAfter: -1},
 		"MaxOpenFor is -1ns: must be 0 (for OpenFor) or at least OpenFor":                            {MaxOpenFor: -1},
-		"MaxOpenFor is 29s: must be 0 (for OpenFor) or at least OpenFor":                             {MaxOpenFor: 29 * time.Second},
-		"MaxOpenFor is 1s: must be 0 (for OpenFor) or at least OpenFor":                              {MaxOpenFor: time.Second, OpenFor: 2 * time.Second},
-		"Probes is -1: must be 0 (for 1) to 1<<31 - 1":                                               {Probes: -1},
-		"Probes is 2147483648: must be 0 (for 1) to 1<<31 - 1":                                       {Probes: 1 << 31},
+		"MaxOpenFor is 29s: must be 0 (for OpenFor) or at least OpenFor": {
+			MaxOpenFor: 29 * time.Second,
+		},
+		"MaxOpenFor is 1s: must be 0 (for OpenFor) or at least OpenFor": {
+			MaxOpenFor: time.Second, OpenFor: 2 * time.Second,
+		},
+		"Probes is -1: must be 0 (for 1) to 1<<31 - 1":         {Probes: -1},
+		"Probes is 2147483648: must be 0 (for 1) to 1<<31 - 1": {Probes: 1 << 31},
 	} {
 		want = "breaker.Config." + want
 		err := cfg.Validate()

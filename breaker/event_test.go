@@ -33,7 +33,8 @@ func TestObserve(t *testing.T) {
 		stop()
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
-			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown,
+				OpenFor: time.Second},
 			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},

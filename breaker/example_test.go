@@ -73,12 +73,13 @@ func ExampleBreaker_Wrap() {
 
 // Log each change of state.
 func ExampleBreaker_Observe() {
-	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.Attr{}
-		}
-		return a
-	}}))
+	log := slog.New(slog.NewTextHandler(os.Stdout,
+		&slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}}))
 	users := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
 	stop := users.Observe(func(ctx context.Context, e breaker.Event) {
 		if e.Kind == breaker.EventChanged {

@@ -179,13 +179,19 @@ func TestOverdueProbeCountsInItsOutage(t *testing.T) {
 			require.Equal(t, errDown, do(b, down))
 			time.Sleep(time.Second)
 		}, false},
-		"after Trip":     {func(t *testing.T, b *breaker.Breaker) { b.Trip(nil, time.Hour) }, false},
-		"after Reset":    {func(t *testing.T, b *breaker.Breaker) { b.Reset(); open(t, b) }, false},
-		"forced open":    {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil) }, false},
-		"after Enable":   {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil); b.Enable(); open(t, b) }, false},
-		"disabled":       {func(t *testing.T, b *breaker.Breaker) { b.Disable() }, false},
-		"closed":         {func(t *testing.T, b *breaker.Breaker) { time.Sleep(time.Second); do(b, ok); do(b, ok) }, false},
-		"a later outage": {func(t *testing.T, b *breaker.Breaker) { time.Sleep(time.Second); do(b, ok); do(b, ok); open(t, b) }, false},
+		"after Trip":   {func(t *testing.T, b *breaker.Breaker) { b.Trip(nil, time.Hour) }, false},
+		"after Reset":  {func(t *testing.T, b *breaker.Breaker) { b.Reset(); open(t, b) }, false},
+		"forced open":  {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil) }, false},
+		"after Enable": {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil); b.Enable(); open(t, b) }, false},
+		"disabled":     {func(t *testing.T, b *breaker.Breaker) { b.Disable() }, false},
+		"closed":       {func(t *testing.T, b *breaker.Breaker) { time.Sleep(time.Second); do(b, ok); do(b, ok) }, false},
+		"a later outage": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			do(b, ok)
+			do(b,
+				ok)
+			open(t, b)
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

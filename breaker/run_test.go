@@ -39,30 +39,33 @@ func TestRun(t *testing.T) {
 		burst     int
 		undecided bool
 	}{
-		"none":                         {nil, 0, 0, false},
-		"one failure":                  {[]step{{at: 5}}, 1, 1, false},
-		"one after another":            {[]step{{at: 5}, {admitted: 1, at: 5}, {admitted: 1, at: 6}}, 3, 1, false},
-		"two in flight together":       {[]step{{at: 5}, {at: 5}}, 1, 2, true},
-		"the burst lasts 250ms":        {[]step{{at: 5}, {at: 255}}, 1, 2, false},
-		"and no longer":                {[]step{{at: 5}, {at: 256}}, 2, 1, false},
-		"young":                        {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 254}}, 2, 2, true},
-		"old":                          {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 255}}, 2, 2, false},
-		"half are timeouts":            {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 7, timeout: true}}, 2, 2, false},
-		"a third is timeouts":          {[]step{{at: 5}, {at: 6}, {1, 7, true, false}, {1, 8, false, false}}, 3, 2, true},
-		"a burst of timeouts":          {[]step{{at: 5, timeout: true}, {at: 6, timeout: true}}, 1, 2, false},
-		"timeouts in a burst":          {[]step{{at: 5}, {at: 6, timeout: true}, {at: 7, timeout: true}}, 1, 3, true},
-		"success":                      {[]step{{at: 5}, {at: 6}, {at: 7, success: true}}, 0, 2, false},
-		"the burst outlasts the run":   {[]step{{at: 5}, {at: 6}, {at: 7, success: true}, {at: 8}}, 0, 3, false},
-		"a new run":                    {[]step{{at: 5}, {at: 6}, {at: 7, success: true}, {admitted: 1, at: 8}}, 1, 1, false},
-		"the new run's burst":          {[]step{{at: 5}, {at: 7, success: true}, {1, 8, false, false}, {1, 9, false, false}}, 1, 2, true},
-		"of the old burst, in the new": {[]step{{at: 5}, {at: 7, success: true}, {1, 8, false, false}, {0, 9, false, false}}, 1, 2, true},
+		"none":                       {nil, 0, 0, false},
+		"one failure":                {[]step{{at: 5}}, 1, 1, false},
+		"one after another":          {[]step{{at: 5}, {admitted: 1, at: 5}, {admitted: 1, at: 6}}, 3, 1, false},
+		"two in flight together":     {[]step{{at: 5}, {at: 5}}, 1, 2, true},
+		"the burst lasts 250ms":      {[]step{{at: 5}, {at: 255}}, 1, 2, false},
+		"and no longer":              {[]step{{at: 5}, {at: 256}}, 2, 1, false},
+		"young":                      {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 254}}, 2, 2, true},
+		"old":                        {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 255}}, 2, 2, false},
+		"half are timeouts":          {[]step{{at: 5}, {at: 6}, {admitted: 1, at: 7, timeout: true}}, 2, 2, false},
+		"a third is timeouts":        {[]step{{at: 5}, {at: 6}, {1, 7, true, false}, {1, 8, false, false}}, 3, 2, true},
+		"a burst of timeouts":        {[]step{{at: 5, timeout: true}, {at: 6, timeout: true}}, 1, 2, false},
+		"timeouts in a burst":        {[]step{{at: 5}, {at: 6, timeout: true}, {at: 7, timeout: true}}, 1, 3, true},
+		"success":                    {[]step{{at: 5}, {at: 6}, {at: 7, success: true}}, 0, 2, false},
+		"the burst outlasts the run": {[]step{{at: 5}, {at: 6}, {at: 7, success: true}, {at: 8}}, 0, 3, false},
+		"a new run":                  {[]step{{at: 5}, {at: 6}, {at: 7, success: true}, {admitted: 1, at: 8}}, 1, 1, false},
+		"the new run's burst": {[]step{{at: 5}, {at: 7, success: true}, {1, 8, false, false},
+			{1, 9, false, false}}, 1, 2, true},
+		"of the old burst, in the new": {[]step{{at: 5}, {at: 7, success: true}, {1, 8, false, false},
+			{0, 9, false, false}}, 1, 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, now := after(test.steps)
 			require.Equal(t, test.count, r.count)
 			require.Equal(t, test.burst, r.burst)
 			require.Equal(t, test.undecided, r.undecided(now))
-			require.Equal(t, test.undecided, test.count > 0 && !(&Config{ConsecutiveFailures: test.count}).tooManyConsecutive(&r, now))
+			require.Equal(t, test.undecided,
+				test.count > 0 && !(&Config{ConsecutiveFailures: test.count}).tooManyConsecutive(&r, now))
 			require.False(t, (&Config{ConsecutiveFailures: test.count + 1}).tooManyConsecutive(&r, now))
 			require.False(t, (&Config{}).tooManyConsecutive(&r, now))
 		})
@@ -165,7 +168,8 @@ func TestWindowEvents(t *testing.T) {
 // The window keeps the longest RetryAfter of its failures, without going through them.
 func TestWindowHints(t *testing.T) {
 	for _, calls := range []int{0, 10} {
-		for _, hints := range []string{"3 1 2", "1 2 3", "3 2 1", "0 0 5 0 0", "9 1 1 1 1 1 1 1 1 1 1", "9 0 0 0 0 0 0 0 0 0 0 0", "2 9 0 0 0 0 0 0 0 0 4 3"} {
+		for _, hints := range []string{"3 1 2", "1 2 3", "3 2 1", "0 0 5 0 0", "9 1 1 1 1 1 1 1 1 1 1",
+			"9 0 0 0 0 0 0 0 0 0 0 0", "2 9 0 0 0 0 0 0 0 0 4 3"} {
 			t.Run(fmt.Sprint(calls, " ", hints), func(t *testing.T) {
 				cfg := Config{Window: 10 * time.Second, WindowCalls: calls}
 				var w window

@@ -124,7 +124,8 @@ func TestDescribeHealthAndUse(t *testing.T) {
 			{func() {}, policy.Health{}, false},
 			{func() { open(t, b) }, policy.Health{Status: policy.Fail, State: "open", Err: errDown}, true},
 			// Without calls it would stay half-open forever.
-			{func() { time.Sleep(20 * time.Second) }, policy.Health{Status: policy.Warn, State: "half_open", Err: errDown}, false},
+			{func() { time.Sleep(20 * time.Second) }, policy.Health{Status: policy.Warn, State: "half_open", Err: errDown},
+				false},
 			{func() { b.Trip(nil, time.Second) }, policy.Health{Status: policy.Fail, State: "open"}, true},
 			{b.Reset, policy.Health{}, false},
 			{func() { b.ForceOpen(errDown) }, policy.Health{Status: policy.Fail, State: "forced_open", Err: errDown}, true},

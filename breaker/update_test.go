@@ -78,7 +78,8 @@ func TestInvalidUpdateChangesNothing(t *testing.T) {
 		"breaker.Config.Probes is -2: must be 0 (for 1) to 1<<31 - 1")
 	require.EqualError(t, b.Update(func(c *breaker.Config) { c.Name = "orders" }),
 		`breaker.Config.Name is "orders": must be "users" as before: it cannot change`)
-	require.PanicsWithValue(t, "boom", func() { _ = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures = 1; panic("boom") }) })
+	require.PanicsWithValue(t, "boom",
+		func() { _ = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures = 1; panic("boom") }) })
 	require.Equal(t, before, b.Config())
 	require.EqualValues(t, 1, b.Stats().Window.Failed)
 	update(t, b, func(c *breaker.Config) { c.ConsecutiveFailures = 3 })
@@ -89,7 +90,8 @@ func TestInvalidUpdateChangesNothing(t *testing.T) {
 // A call is judged by the Config with which it began, and counts in the current window.
 func TestUpdateKeepsConfigOfCallsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Verdict { return breaker.Ignore }})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, WindowCalls: 50, SlowAfter: time.Second,
+			Classify: func(error) breaker.Verdict { return breaker.Ignore }})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		slow, err := b.Begin(t.Context())

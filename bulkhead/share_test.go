@@ -169,7 +169,8 @@ func TestFloodOfOneTenantLeavesOthersAlone(t *testing.T) {
 		for _, q := range []float64{0.5, 0.99} {
 			require.LessOrEqual(t, r.quantile(q).Seconds(), 1.2*alone[name].quantile(q).Seconds(), "%s, %v", name, q)
 		}
-		require.Less(t, float64(mixed[name].served), 0.99*float64(mixed[name].made), "without shares, the flood is that of all")
+		require.Less(t, float64(mixed[name].served), 0.99*float64(mixed[name].made),
+			"without shares, the flood is that of all")
 	}
 	require.GreaterOrEqual(t, float64(served), 0.99*float64(servedMixed), "in all")
 	t.Logf("served: tenant 0 %d of %d (without shares %d), flood %d of %d, all %d (%d)", shared["tenant 0"].served,
@@ -194,7 +195,8 @@ func TestFloodsGetEqualParts(t *testing.T) {
 		{"a small limit", bulkhead.Config{Limit: 2}, load{rate: 400}, load{rate: 600}, 1, 20 * time.Second},
 		{"one slot", bulkhead.Config{Limit: 1}, load{rate: 200}, load{rate: 300}, 1, 20 * time.Second},
 		{"costs", bulkhead.Config{Limit: 60, Cost: costOf}, load{rate: 4000, cost: 3}, load{rate: 9000}, 1, 5 * time.Second},
-		{"the second level", bulkhead.Config{Limit: 20, Levels: 2, Priority: levelOf}, load{rate: 4000, level: 1}, load{rate: 4000, level: 1}, 1, 5 * time.Second},
+		{"the second level", bulkhead.Config{Limit: 20, Levels: 2, Priority: levelOf}, load{rate: 4000, level: 1},
+			load{rate: 4000, level: 1}, 1, 5 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -38,7 +38,8 @@ func TestSnippetsCompile(t *testing.T) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, snippet := range fence.FindAllStringSubmatch(string(text), -1) {
-			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not compiled:\n%s", page, snippet[1])
+			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not compiled:\n%s", page,
+				snippet[1])
 		}
 	}
 }

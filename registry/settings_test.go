@@ -520,7 +520,8 @@ func TestEntryHasEveryFunction(t *testing.T) {
 
 func TestApplySetsQuotas(t *testing.T) {
 	reg := registry.New()
-	l := throttle.New(throttle.Config{Name: "users", Rate: 10, Quotas: []throttle.Quota{{N: 50, Window: throttle.Window{Every: time.Hour}}}})
+	l := throttle.New(throttle.Config{Name: "users", Rate: 10,
+		Quotas: []throttle.Quota{{N: 50, Window: throttle.Window{Every: time.Hour}}}})
 	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1}})
 	reg.MustAdd(l, g)
 	report, err := reg.Apply([]byte(`{
@@ -547,7 +548,8 @@ func TestApplyKeepsTheTimeZoneOfAQuota(t *testing.T) {
 		name := in.String() // of nil: "UTC"
 		synctest.Test(t, func(t *testing.T) {
 			reg := registry.New()
-			l := throttle.New(throttle.Config{Name: "users", Quotas: []throttle.Quota{{N: 10, Window: throttle.Window{Per: throttle.Day, In: in}}}})
+			l := throttle.New(throttle.Config{Name: "users",
+				Quotas: []throttle.Quota{{N: 10, Window: throttle.Window{Per: throttle.Day, In: in}}}})
 			reg.MustAdd(l)
 			before, err := l.Admit(t.Context())
 			require.NoError(t, err)

@@ -144,7 +144,8 @@ func TestBodyIdleIgnoresPausesOfTheHandler(t *testing.T) {
 						_, _ = w.Write(all)
 					}
 				})).ServeHTTP, protocols)
-				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", pausingBody(t, 90*time.Second, "a", "b"))
+				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain",
+					pausingBody(t, 90*time.Second, "a", "b"))
 				require.NoError(t, err)
 				require.Equal(t, "ab", text(t, resp))
 			})

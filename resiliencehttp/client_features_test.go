@@ -532,7 +532,8 @@ func TestHeaderTimeoutOrIdleAloneIsEnough(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began))
 
 		began = time.Now()
-		transport = &resiliencehttp.Transport{Idle: time.Second, Base: streams(new(int), streamed{parts: []part{{time.Hour, "late"}}})}
+		transport = &resiliencehttp.Transport{Idle: time.Second,
+			Base: streams(new(int), streamed{parts: []part{{time.Hour, "late"}}})}
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
 		_, err = io.ReadAll(resp.Body)

@@ -22,7 +22,8 @@ import (
 
 func TestHedgeClosesTheBodyOfACallerThatHasLeft(t *testing.T) {
 	var closed atomic.Int32
-	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour,
+		Ratio: hedge.Unlimited})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", strings.NewReader("x"))
@@ -39,7 +40,8 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // too long to be read ahead
 	}))
 	defer server.Close()
-	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour,
+		Ratio: hedge.Unlimited})}
 	req := request(t, "GET", server.URL)
 	resp, err := transport.RoundTrip(req)
 	require.NoError(t, err)

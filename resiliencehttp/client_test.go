@@ -198,7 +198,8 @@ func TestClientHasItsDefaults(t *testing.T) {
 		require.GreaterOrEqual(t, wait, bound/2)
 		require.LessOrEqual(t, wait, bound)
 	}
-	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.retrier("a").Config().Budget.Config())
+	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10},
+		c.retrier("a").Config().Budget.Config())
 	circuit := c.circuit()
 	require.Equal(t, []any{0.5, 20, 7 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []time.Duration{900 * time.Millisecond, 900 * time.Millisecond, 10 * time.Second, 30 * time.Second},
@@ -209,7 +210,8 @@ func TestClientHasItsDefaults(t *testing.T) {
 
 	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
 	require.Equal(t, 90*time.Millisecond, c.circuit().Patience, "less than an attempt may take")
-	c = newClient(newWorld(), resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited})
+	c = newClient(newWorld(), resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited,
+		Idle: resilience.Unlimited})
 	require.Equal(t, 900*time.Millisecond, c.circuit().Patience)
 }
 
@@ -219,11 +221,15 @@ func TestClientConfigIsValidated(t *testing.T) {
 		Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited,
 	}.Validate())
 	for want, cfg := range map[string]resiliencehttp.ClientConfig{
-		"Timeout is -2ns: must be 0 (for the default), more, or Unlimited":              {Timeout: -2},
-		"ResponseHeaderTimeout is -1s: must be 0 (for the default), more, or Unlimited": {ResponseHeaderTimeout: -time.Second},
-		"Idle is -1s: must be 0 (for the default), more, or Unlimited":                  {Idle: -time.Second},
-		"AttemptTimeout is -1ns: must be 0 (for none) or more":                          {AttemptTimeout: resilience.Unlimited},
-		"MaxBuffer is -1: must be 0 (for none) or more":                                 {MaxBuffer: -1},
+		"Timeout is -2ns: must be 0 (for the default), more, or Unlimited": {Timeout: -2},
+		"ResponseHeaderTimeout is -1s: must be 0 (for the default), more, or Unlimited": {
+			ResponseHeaderTimeout: -time.Second,
+		},
+		"Idle is -1s: must be 0 (for the default), more, or Unlimited": {Idle: -time.Second},
+		"AttemptTimeout is -1ns: must be 0 (for none) or more": {
+			AttemptTimeout: resilience.Unlimited,
+		},
+		"MaxBuffer is -1: must be 0 (for none) or more": {MaxBuffer: -1},
 	} {
 		require.EqualError(t, cfg.Validate(), "resiliencehttp.ClientConfig."+want)
 		require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewTransport(cfg) })
@@ -304,16 +310,20 @@ func TestClientEndsARequestThatHangs(t *testing.T) {
 		takes    time.Duration // 0: between the attempts and a second more
 		sent     int
 	}{
-		"by default":             {resiliencehttp.ClientConfig{}, "GET", 0, 30 * time.Second, 3},
-		"not repeated":           {resiliencehttp.ClientConfig{}, "POST", 0, 10 * time.Second, 1},
-		"quick":                  {resiliencehttp.ClientConfig{Timeout: 3 * time.Second}, "GET", 0, 3 * time.Second, 3},
-		"attempts are quicker":   {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 4},
-		"attempts without limit": {resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", 0, 30 * time.Second, 1},
-		"attempts are slower":    {resiliencehttp.ClientConfig{Timeout: time.Second, AttemptTimeout: time.Minute}, "GET", 0, time.Second, 1},
-		"caller's deadline":      {resiliencehttp.ClientConfig{}, "GET", time.Second, time.Second, 1},
-		"caller's later":         {resiliencehttp.ClientConfig{Timeout: time.Second}, "GET", time.Minute, time.Second, 3},
-		"no limit but caller's":  {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", time.Hour, time.Hour, 1},
-		"no limit of all":        {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited}, "POST", 0, 10 * time.Second, 1},
+		"by default":           {resiliencehttp.ClientConfig{}, "GET", 0, 30 * time.Second, 3},
+		"not repeated":         {resiliencehttp.ClientConfig{}, "POST", 0, 10 * time.Second, 1},
+		"quick":                {resiliencehttp.ClientConfig{Timeout: 3 * time.Second}, "GET", 0, 3 * time.Second, 3},
+		"attempts are quicker": {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 4},
+		"attempts without limit": {resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited,
+			Idle: resilience.Unlimited}, "GET", 0, 30 * time.Second, 1},
+		"attempts are slower": {resiliencehttp.ClientConfig{Timeout: time.Second, AttemptTimeout: time.Minute},
+			"GET", 0, time.Second, 1},
+		"caller's deadline": {resiliencehttp.ClientConfig{}, "GET", time.Second, time.Second, 1},
+		"caller's later":    {resiliencehttp.ClientConfig{Timeout: time.Second}, "GET", time.Minute, time.Second, 3},
+		"no limit but caller's": {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited,
+			ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", time.Hour, time.Hour, 1},
+		"no limit of all": {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited}, "POST", 0,
+			10 * time.Second, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -506,8 +516,10 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 		takes time.Duration
 	}{
 		"by the attempt": {resiliencehttp.ClientConfig{AttemptTimeout: 10 * time.Second}, 10 * time.Second},
-		"by all of it":   {resiliencehttp.ClientConfig{Timeout: 30 * time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, 30 * time.Second},
-		"sooner":         {resiliencehttp.ClientConfig{Timeout: 3 * time.Second, AttemptTimeout: time.Minute}, 3 * time.Second},
+		"by all of it": {resiliencehttp.ClientConfig{Timeout: 30 * time.Second,
+			ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, 30 * time.Second},
+		"sooner": {resiliencehttp.ClientConfig{Timeout: 3 * time.Second, AttemptTimeout: time.Minute},
+			3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -742,7 +754,8 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		off := resiliencehttp.Disabled
-		c := newClient(w, resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Retry: off, Breaker: off, Bulkhead: off})
+		c := newClient(w, resiliencehttp.ClientConfig{Timeout: resilience.Unlimited,
+			ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Retry: off, Breaker: off, Bulkhead: off})
 		require.Nil(t, c.retries)
 		require.Nil(t, c.circuits)
 		require.Nil(t, c.slots)
@@ -765,21 +778,24 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 
 		// All policies see the end of the request when it is over.
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
-		c = newClient(w, resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error {
-				err := next(ctx)
-				require.Equal(t, context.DeadlineExceeded, ctx.Err())
-				require.EqualError(t, context.Cause(ctx), "resilience: payments: timed out after 30s")
-				return err
-			}
-		}})
+		c = newClient(w, resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited,
+			Idle: resilience.Unlimited, Throttle: func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error {
+					err := next(ctx)
+					require.Equal(t, context.DeadlineExceeded, ctx.Err())
+					require.EqualError(t, context.Cause(ctx), "resilience: payments: timed out after 30s")
+					return err
+				}
+			}})
 		_, err = c.get(t.Context(), "a")
 		require.True(t, isTimeout(err))
 
 		// A policy that derives a ctx of its own ends the attempt, or is ended with it.
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
-		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second, 5 * time.Second: 2 * time.Second} {
-			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: resilience.NamedTimeout("mine", policy)})
+		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second,
+			5 * time.Second: 2 * time.Second} {
+			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second,
+				ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: resilience.NamedTimeout("mine", policy)})
 			start := time.Now()
 			_, err = c.send(t.Context(), "POST", "a")
 			require.Equal(t, takes, time.Since(start))
@@ -846,9 +862,10 @@ func TestClientFollowsRedirectsToOtherHosts(t *testing.T) {
 
 func TestClientSpeaksHTTP2(t *testing.T) {
 	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{{Kind: faults.Status, Count: 1}}})
-	server := httptest.NewUnstartedServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Proto)
-	})))
+	server := httptest.NewUnstartedServer(faults.Handler(script,
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, r.Proto)
+		})))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()
@@ -1102,7 +1119,8 @@ func TestLastFailedResponseHasWhatIsLeftOfAnAttempt(t *testing.T) {
 				return 0, r.Context().Err()
 			}))
 			return resp, nil
-		}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, AttemptTimeout: 10 * time.Second, Retry: off, Breaker: off, Bulkhead: off, Throttle: waits})
+		}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, AttemptTimeout: 10 * time.Second, Retry: off,
+			Breaker: off, Bulkhead: off, Throttle: waits})
 		resp, err := c.Get("http://a/")
 		require.NoError(t, err)
 		start := time.Now()
@@ -1119,9 +1137,10 @@ func TestCtxOfAnAttemptThatFailedHasEnded(t *testing.T) {
 	c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
 		ctx = r.Context()
 		return nil, errors.New("reset by peer")
-	}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, Retry: resiliencehttp.Disabled, Throttle: func(next resilience.Func) resilience.Func {
-		return func(ctx context.Context) error { return next(context.WithValue(ctx, key{}, "value")) }
-	}})
+	}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, Retry: resiliencehttp.Disabled,
+		Throttle: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { return next(context.WithValue(ctx, key{}, "value")) }
+		}})
 	_, err := c.get(t.Context(), "a")
 	require.Error(t, err)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)

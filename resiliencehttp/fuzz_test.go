@@ -15,7 +15,8 @@ import (
 )
 
 func FuzzRetryAfter(f *testing.F) {
-	for _, s := range []string{"", "0", "120", "9223372037", "99999999999999999999", "-1", "Fri, 31 Dec 1999 23:59:59 GMT", "Friday, 31-Dec-99 23:59:59 GMT", "Fri Dec 31 23:59:59 1999"} {
+	for _, s := range []string{"", "0", "120", "9223372037", "99999999999999999999", "-1",
+		"Fri, 31 Dec 1999 23:59:59 GMT", "Friday, 31-Dec-99 23:59:59 GMT", "Fri Dec 31 23:59:59 1999"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {

@@ -65,12 +65,13 @@ func TestBulkheadQueueTimesOut(t *testing.T) {
 func TestRequestCannotChooseItsPriority(t *testing.T) {
 	type account struct{}
 	synctest.Test(t, func(t *testing.T) {
-		slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 10, Levels: 2, Priority: func(ctx context.Context) int {
-			if ctx.Value(account{}) == "paying" {
-				return 0
-			}
-			return 1
-		}})
+		slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 10, Levels: 2,
+			Priority: func(ctx context.Context) int {
+				if ctx.Value(account{}) == "paying" {
+					return 0
+				}
+				return 1
+			}})
 		done, _ := slots.Begin(t.Context())
 		h := resiliencehttp.Server{}.Bulkhead(slots)(hello)
 		claims := func(r *http.Request) {
@@ -133,7 +134,8 @@ func TestRefuse(t *testing.T) {
 	defer cancel()
 	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-	tried := resilience.Chain(retries.Wrap, circuit.Wrap)(func(context.Context) error { return errors.New("down") })(t.Context())
+	tried := resilience.Chain(retries.Wrap,
+		circuit.Wrap)(func(context.Context) error { return errors.New("down") })(t.Context())
 	require.ErrorIs(t, tried, breaker.ErrOpen, "after an attempt")
 	for name, c := range map[string]struct {
 		err     error
@@ -157,7 +159,8 @@ func TestRefuse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			require.Equal(t, c.refused, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil).WithContext(c.ctx), c.err))
+			require.Equal(t, c.refused, resiliencehttp.Server{}.Refuse(w,
+				httptest.NewRequest("GET", "/", nil).WithContext(c.ctx), c.err))
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.status != 200, w.Body.Len() > 0)
 		})
@@ -216,7 +219,8 @@ func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
 	r := httptest.NewRequest("GET", "/users/7/files/a/b", nil)
 	form := new(multipart.Form)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /users/{id}/files/{path...}", func(_ http.ResponseWriter, r *http.Request) { r.MultipartForm = form })
+	mux.HandleFunc("GET /users/{id}/files/{path...}",
+		func(_ http.ResponseWriter, r *http.Request) { r.MultipartForm = form })
 	mw(mux).ServeHTTP(httptest.NewRecorder(), r)
 	require.Same(t, form, r.MultipartForm)
 	require.Equal(t, "GET /users/{id}/files/{path...}", r.Pattern)

@@ -307,9 +307,10 @@ func TestHeadAndOtherResponsesWithoutBody(t *testing.T) {
 }
 
 func TestNoBodyAtAll(t *testing.T) {
-	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: 200}, nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200}, nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.Empty(t, answer(t, resp, err))
 }
@@ -458,18 +459,21 @@ func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
 		method string
 		again  bool
 	}{
-		"a proxy that does not answer a POST": {err: &net.OpError{Op: "proxyconnect", Err: errors.New("refused")}, method: "POST", again: true},
-		"a dial of a POST":                    {err: &net.OpError{Op: "dial", Err: errors.New("refused")}, method: "POST", again: true},
-		"a read of a POST":                    {err: &net.OpError{Op: "read", Err: errors.New("reset")}, method: "POST"},
-		"verification":                        {err: &tls.CertificateVerificationError{Err: errors.New("no")}, method: "GET"},
-		"no TLS":                              {err: tls.RecordHeaderError{}, method: "GET"},
+		"a proxy that does not answer a POST": {err: &net.OpError{Op: "proxyconnect", Err: errors.New("refused")},
+			method: "POST", again: true},
+		"a dial of a POST": {err: &net.OpError{Op: "dial", Err: errors.New("refused")},
+			method: "POST", again: true},
+		"a read of a POST": {err: &net.OpError{Op: "read", Err: errors.New("reset")}, method: "POST"},
+		"verification":     {err: &tls.CertificateVerificationError{Err: errors.New("no")}, method: "GET"},
+		"no TLS":           {err: tls.RecordHeaderError{}, method: "GET"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sent := 0
-			transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				sent++
-				return nil, c.err
-			})}
+			transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					sent++
+					return nil, c.err
+				})}
 			req, err := http.NewRequest(c.method, "https://example.com", nil)
 			require.NoError(t, err)
 			_, err = transport.RoundTrip(req)
@@ -481,7 +485,8 @@ func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
 
 func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
 	var seen watch
-	client := &http.Client{Transport: &resiliencehttp.Transport{Base: &http.Transport{}, Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}
+	client := &http.Client{Transport: &resiliencehttp.Transport{Base: &http.Transport{},
+		Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}
 	_, err := client.Get("gopher://example.com")
 	require.ErrorContains(t, err, "unsupported protocol scheme")
 	require.Equal(t, behavior.End{Kind: behavior.Answered}, behavior.Read(err))
@@ -541,7 +546,10 @@ func TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault(t *testing.T) {
 	// A server that fails is to blame, whatever the fields.
 	seen = watch{}
 	down := errors.New("no answer to an Upgrade")
-	client.Transport.(*resiliencehttp.Transport).Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, down })
+	client.Transport.(*resiliencehttp.Transport).Base = roundTripper(func(*http.Request) (*http.Response,
+		error) {
+		return nil, down
+	})
 	require.ErrorIs(t, get("Upgrade", "h2c"), down)
 	require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed, behavior.Failed}, seen.kinds)
 }
@@ -557,7 +565,8 @@ func TestCertificateIsVerifiedOnce(t *testing.T) {
 	var seen watch
 	base := &http.Transport{}
 	defer base.CloseIdleConnections()
-	_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap)}}).Get(secure.URL)
+	_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: base,
+		Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap)}}).Get(secure.URL)
 	verification, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	require.True(t, ok)
 	require.NotEmpty(t, verification.UnverifiedCertificates)
@@ -630,12 +639,13 @@ func TestTimeoutOfTheClientIsTheCallersDeadline(t *testing.T) {
 
 // net/http sets the field Cancel for the same instant as the deadline.
 func TestTimeoutOfTheClientReachesBaseAsADeadlineAlone(t *testing.T) {
-	transport := &resiliencehttp.Transport{Middleware: derives, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		_, ok := r.Context().Deadline()
-		require.True(t, ok)
-		require.Nil(t, r.Cancel) //lint:ignore SA1019 it is deprecated
-		return response(204, strings.NewReader("")), nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: derives,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			_, ok := r.Context().Deadline()
+			require.True(t, ok)
+			require.Nil(t, r.Cancel) //lint:ignore SA1019 it is deprecated
+			return response(204, strings.NewReader("")), nil
+		})}
 	_, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get("http://a")
 	require.NoError(t, err)
 }

@@ -99,7 +99,8 @@ func TestBodiesThatCanBeSentAgain(t *testing.T) {
 				}
 				req, _ := http.NewRequest("PUT", server.URL, c.body)
 				body := req.Body
-				client := &http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(3).Wrap, MaxBuffer: c.max}}
+				client := &http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(3).Wrap,
+					MaxBuffer: c.max}}
 				resp, err := client.Do(req)
 				answer(t, resp, err)
 				require.EqualValues(t, c.requests, server.requests.Load())
@@ -123,7 +124,8 @@ func TestMaxBufferMayBeUnlimited(t *testing.T) {
 			w.WriteHeader(503)
 		})
 		req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader("0123456789")})
-		resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: most}}).Do(req)
+		resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap,
+			MaxBuffer: most}}).Do(req)
 		answer(t, resp, err)
 		require.Equal(t, []string{"0123456789", "0123456789"}, got)
 	}
@@ -145,7 +147,8 @@ func TestCopiedBodyKeepsItsDeclaredLength(t *testing.T) {
 				if req.ContentLength = declared; declared > 0 {
 					req.Header.Set("Declared", "yes")
 				}
-				resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 10}}).Do(req)
+				resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base,
+					Middleware: retries(2).Wrap, MaxBuffer: 10}}).Do(req)
 				answer(t, resp, err)
 				require.EqualValues(t, 2*(i+1), server.requests.Load())
 				require.Equal(t, declared, req.ContentLength)
@@ -268,16 +271,17 @@ func TestCallersRequestIsNotChanged(t *testing.T) {
 	req.Header.Set("A", "1")
 	before := req.Clone(t.Context())
 	url, body := req.URL, req.Body
-	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		require.NotSame(t, req, r)
-		require.Equal(t, before.Header, r.Header, "an attempt sees what another one did")
-		require.Equal(t, "/path", r.URL.Path)
-		r.Header.Set("A", "2")
-		r.Header.Set("Authorization", "secret")
-		r.URL.Path = "/elsewhere"
-		_ = r.Body.Close()
-		return response(503, strings.NewReader("")), nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			require.NotSame(t, req, r)
+			require.Equal(t, before.Header, r.Header, "an attempt sees what another one did")
+			require.Equal(t, "/path", r.URL.Path)
+			r.Header.Set("A", "2")
+			r.Header.Set("Authorization", "secret")
+			r.URL.Path = "/elsewhere"
+			_ = r.Body.Close()
+			return response(503, strings.NewReader("")), nil
+		})}
 	resp, err := transport.RoundTrip(req)
 	answer(t, resp, err)
 	require.Equal(t, before.Header, req.Header)
@@ -408,15 +412,17 @@ func TestBaseMayRewindTheBodyItself(t *testing.T) {
 }
 
 func TestBaseMayRewindABodyThatIsKept(t *testing.T) {
-	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		body, err := r.GetBody()
-		require.NoError(t, err)
-		text, err := io.ReadAll(body)
-		require.NoError(t, err)
-		require.Equal(t, "0123456789", string(text))
-		return response(200, http.NoBody), nil
-	})}
-	resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", &trackedBody{Reader: strings.NewReader("0123456789")}))
+	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			body, err := r.GetBody()
+			require.NoError(t, err)
+			text, err := io.ReadAll(body)
+			require.NoError(t, err)
+			require.Equal(t, "0123456789", string(text))
+			return response(200, http.NoBody), nil
+		})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com",
+		&trackedBody{Reader: strings.NewReader("0123456789")}))
 	require.Empty(t, answer(t, resp, err))
 }
 
@@ -499,11 +505,12 @@ func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
 
 func TestRefusalOfBaseAfterTheBodyWasReadIsFinal(t *testing.T) {
 	calls := 0
-	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		calls++
-		_, _ = io.ReadAll(r.Body) // and sent it, for all we know
-		return nil, refusal{}
-	})}
+	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			calls++
+			_, _ = io.ReadAll(r.Body) // and sent it, for all we know
+			return nil, refusal{}
+		})}
 	req, _ := http.NewRequest("POST", "http://example.com", strings.NewReader("x"))
 	require.NotNil(t, req.GetBody)
 	_, err := transport.RoundTrip(req)
@@ -515,17 +522,18 @@ func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
 	var seen watch
 	reset := errors.New("connection reset")
 	reading := make(chan struct{})
-	transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		read := make(chan struct{})
-		go func() {
-			_, _ = r.Body.Read(make([]byte, 1))
-			close(read)
-		}()
-		<-reading
-		_ = r.Body.Close()
-		<-read
-		return nil, reset
-	})}
+	transport := &resiliencehttp.Transport{Middleware: seen.Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			read := make(chan struct{})
+			go func() {
+				_, _ = r.Body.Read(make([]byte, 1))
+				close(read)
+			}()
+			<-reading
+			_ = r.Body.Close()
+			<-read
+			return nil, reset
+		})}
 	pipe, _ := io.Pipe()
 	body := &pipeBody{readerFunc: func(p []byte) (int, error) { close(reading); return pipe.Read(p) }, pipe: pipe}
 	req, _ := http.NewRequest("PUT", "http://example.com", body)
@@ -649,7 +657,8 @@ func TestPostThatMayHaveBeenSentIsNotRetried(t *testing.T) {
 // looks at what the next attempt does meanwhile.
 func TestBaseMayUseTheBodyAfterItHasReturned(t *testing.T) {
 	for _, method := range []string{"PUT", "POST"} {
-		for _, c := range []struct{ read, again time.Duration }{{}, {again: 3 * time.Millisecond}, {read: 3 * time.Millisecond}} {
+		for _, c := range []struct{ read, again time.Duration }{{}, {again: 3 * time.Millisecond},
+			{read: 3 * time.Millisecond}} {
 			var reads sync.WaitGroup
 			transport := &resiliencehttp.Transport{
 				Middleware: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(6 * time.Millisecond)}).Wrap,

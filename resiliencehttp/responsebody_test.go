@@ -86,9 +86,10 @@ func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
 func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
 	inner := &interruptedBody{reading: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	var seen watch
-	transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: 200, Body: inner}, nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: seen.Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: inner}, nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.NoError(t, err)
 	go func() {
@@ -119,10 +120,11 @@ func (b *interruptedBody) Close() error {
 // The first Read begins the time of Idle as Close ends the attempt.
 func TestCloseDuringTheFirstRead(t *testing.T) {
 	closed := make(chan struct{})
-	transport := &resiliencehttp.Transport{Idle: time.Minute, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		body := readerFunc(func([]byte) (int, error) { <-closed; return 0, io.ErrClosedPipe })
-		return response(200, body), nil
-	})}
+	transport := &resiliencehttp.Transport{Idle: time.Minute,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			body := readerFunc(func([]byte) (int, error) { <-closed; return 0, io.ErrClosedPipe })
+			return response(200, body), nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.NoError(t, err)
 	var reading sync.WaitGroup
@@ -185,8 +187,14 @@ func TestTimeoutCoversBody(t *testing.T) {
 		"AroundAnother":        func(d time.Duration) resilience.Middleware { return resilience.Chain(timeout(d), derives) },
 		"WithinAnother":        func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, timeout(d)) },
 		"AttemptWithinAnother": func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, attempts(d)) },
-		"TheShorterOfTwo":      func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, timeout(d), long) },
-		"TheShorterOfTwoAgain": func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, long, timeout(d)) },
+		"TheShorterOfTwo": func(d time.Duration) resilience.Middleware {
+			return resilience.Chain(derives,
+				timeout(d), long)
+		},
+		"TheShorterOfTwoAgain": func(d time.Duration) resilience.Middleware {
+			return resilience.Chain(derives, long,
+				timeout(d))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, http2 bool) {
@@ -219,7 +227,8 @@ func TestProbeWithoutABodyEndsAtOnce(t *testing.T) {
 		status int
 		body   io.Reader
 	}{
-		"head": {"HEAD", 200, strings.NewReader("x")}, "no content": {"GET", 204, strings.NewReader("")}, "no body": {"GET", 200, nil},
+		"head": {"HEAD", 200, strings.NewReader("x")}, "no content": {"GET", 204,
+			strings.NewReader("")}, "no body": {"GET", 200, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -310,13 +319,14 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 		abandon bool          // nobody reads on
 		broken  error
 	}{
-		"Whole":                  {body: ends(io.EOF)},
-		"BrokenOff":              {body: ends(reset), broken: reset},
-		"BrokenOffInTime":        {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
-		"HangsUntilTheTimeout":   {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
-		"HangsUntilTheDeadline":  {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
-		"HangsUntilTheCancel":    {body: never, policy: 2 * limit, cancel: limit, broken: context.Canceled},
-		"LeftUnread":             {body: never, policy: 4 * limit, cancel: limit, idle: 2 * limit, abandon: true, broken: context.Canceled},
+		"Whole":                 {body: ends(io.EOF)},
+		"BrokenOff":             {body: ends(reset), broken: reset},
+		"BrokenOffInTime":       {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
+		"HangsUntilTheTimeout":  {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheDeadline": {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheCancel":   {body: never, policy: 2 * limit, cancel: limit, broken: context.Canceled},
+		"LeftUnread": {body: never, policy: 4 * limit, cancel: limit, idle: 2 * limit, abandon: true,
+			broken: context.Canceled},
 		"SlowReader":             {body: never, policy: limit, idle: 2 * limit},
 		"SlowReaderOfTheCaller":  {body: never, caller: limit, idle: 2 * limit},
 		"SlowReaderThatIsBroken": {body: ends(reset), policy: limit, idle: limit / 2, broken: reset},
@@ -534,7 +544,8 @@ func TestTrailerOfASlowFailureComesWithItsEnd(t *testing.T) {
 			failed.Trailer["Out"] = []string{"out"} // as net/http does
 			return 0, io.EOF
 		}))
-		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) { return failed, nil })}
+		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) { return failed, nil })}
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
@@ -566,14 +577,15 @@ func TestReadThatBeginsAfterTheEndWaitsForNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx := deafCtx{t.Context(), make(chan struct{})}
 			var seen watch
-			transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				return response(200, readerFunc(func([]byte) (int, error) {
-					if told {
-						synctest.Wait()
-					}
-					return 0, r.Context().Err()
-				})), nil
-			})}
+			transport := &resiliencehttp.Transport{Middleware: seen.Wrap,
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					return response(200, readerFunc(func([]byte) (int, error) {
+						if told {
+							synctest.Wait()
+						}
+						return 0, r.Context().Err()
+					})), nil
+				})}
 			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
 			require.NoError(t, err)
 			close(ctx.done)
@@ -653,13 +665,14 @@ func TestPoliciesOfBaseHoldNothingForTheResponse(t *testing.T) {
 	tokens := bulkhead.New(bulkhead.Config{Limit: 1})
 	outer := bulkhead.New(bulkhead.Config{Limit: 1})
 	fetching, finish, fetched := make(chan struct{}), make(chan struct{}), make(chan error)
-	transport := &resiliencehttp.Transport{Middleware: outer.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		go func() {
-			fetched <- tokens.Do(r.Context(), func(context.Context) error { close(fetching); <-finish; return nil })
-		}()
-		<-fetching
-		return response(200, strings.NewReader("ok")), nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: outer.Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			go func() {
+				fetched <- tokens.Do(r.Context(), func(context.Context) error { close(fetching); <-finish; return nil })
+			}()
+			<-fetching
+			return response(200, strings.NewReader("ok")), nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.NoError(t, err)
 	close(finish)
@@ -683,16 +696,17 @@ func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // fails if a goroutine still waits for the end of ctx
 				ctx := deafCtx{t.Context(), make(chan struct{})}
 				for _, status := range []int{200, 204, 503, 0} {
-					transport := &resiliencehttp.Transport{Middleware: c.mw, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-						if status == 0 {
-							return nil, io.ErrUnexpectedEOF
-						}
-						resp := response(status, strings.NewReader("ok"))
-						if status == 204 {
-							resp.Body = http.NoBody
-						}
-						return resp, nil
-					})}
+					transport := &resiliencehttp.Transport{Middleware: c.mw,
+						Base: roundTripper(func(*http.Request) (*http.Response, error) {
+							if status == 0 {
+								return nil, io.ErrUnexpectedEOF
+							}
+							resp := response(status, strings.NewReader("ok"))
+							if status == 204 {
+								resp.Body = http.NoBody
+							}
+							return resp, nil
+						})}
 					if c.hedged {
 						transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})
 					}
@@ -823,10 +837,11 @@ func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
 		require.Equal(t, "ok", answer(t, resp, err))
 		require.Equal(t, time.Second, time.Since(start))
 
-		transport = &resiliencehttp.Transport{Middleware: resilience.Timeout(time.Second), Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			<-r.Context().Done()
-			return nil, r.Context().Err()
-		})}
+		transport = &resiliencehttp.Transport{Middleware: resilience.Timeout(time.Second),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			})}
 		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 		require.EqualError(t, err, "resilience: timed out after 1s: context deadline exceeded", "it is said once")
 	})
@@ -847,12 +862,13 @@ func TestTimeoutThatPassesWhilePrepareIsAtWorkIsOne(t *testing.T) {
 func TestBaseMayAskItsOwnTransport(t *testing.T) {
 	asked := 0
 	var transport *resiliencehttp.Transport
-	transport = &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-		if asked++; asked == 1 {
-			return transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(r.Context()))
-		}
-		return response(200, strings.NewReader("ok")), nil
-	})}
+	transport = &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if asked++; asked == 1 {
+				return transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(r.Context()))
+			}
+			return response(200, strings.NewReader("ok")), nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.Equal(t, "ok", answer(t, resp, err))
 	require.Equal(t, 2, asked)
@@ -898,7 +914,8 @@ func TestPolicyThatRetriesWhateverItGetsIsEnded(t *testing.T) {
 				w.WriteHeader(503)
 				_, _ = io.WriteString(w, strings.Repeat("x", size))
 			})
-			always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
+			always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0),
+				RetryIf: func(error) bool { return true }})
 			slots := bulkhead.New(bulkhead.Config{Limit: 1})
 			resp, err := server.client(always.Wrap, slots.Wrap).Post(server.URL, "", nil)
 			require.Len(t, answer(t, resp, err), size)
@@ -924,9 +941,11 @@ func TestPolicyThatRetriesWhateverItGetsIsEnded(t *testing.T) {
 		})
 	}
 	broken := errors.New("broken")
-	always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
+	always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0),
+		RetryIf: func(error) bool { return true }})
 	for _, mw := range []resilience.Middleware{always.Wrap, resilience.Chain()} {
-		transport := &resiliencehttp.Transport{Middleware: mw, Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, broken })}
+		transport := &resiliencehttp.Transport{Middleware: mw,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, broken })}
 		_, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil))
 		require.Equal(t, broken, err)
 	}
@@ -1150,7 +1169,8 @@ func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
 
 	calls = 0
 	var seen watch
-	resp, err := (&resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, recovers)}).RoundTrip(get)
+	resp, err := (&resiliencehttp.Transport{Base: base,
+		Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, recovers)}).RoundTrip(get)
 	require.Equal(t, "ok", answer(t, resp, err))
 	require.Equal(t, []error{recovered, nil}, seen.seen())
 	require.Zero(t, slots.Stats().InFlight)

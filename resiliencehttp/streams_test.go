@@ -131,13 +131,15 @@ func TestSilenceWithinABodyIsAFailureOfTheServer(t *testing.T) {
 		text  string
 	}{
 		"AfterTheFirstEvent": {[]part{{0, "a"}}, 2 * time.Second, "a"},
-		"InTheMiddle":        {[]part{{time.Second, "a"}, {time.Second, "b"}, {1900 * time.Millisecond, "c"}}, 5900 * time.Millisecond, "abc"},
+		"InTheMiddle": {[]part{{time.Second, "a"}, {time.Second, "b"}, {1900 * time.Millisecond, "c"}},
+			5900 * time.Millisecond, "abc"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sent := 0
 				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-				transport := &resiliencehttp.Transport{Base: streams(&sent, streamed{parts: c.parts}), Idle: 2 * time.Second, Middleware: circuit.Wrap}
+				transport := &resiliencehttp.Transport{Base: streams(&sent, streamed{parts: c.parts}), Idle: 2 * time.Second,
+					Middleware: circuit.Wrap}
 				start := time.Now()
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 				require.NoError(t, err)
@@ -158,7 +160,8 @@ func TestReaderThatPausesCostsNothing(t *testing.T) {
 		sent := 0
 		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		transport := &resiliencehttp.Transport{
-			Base:                  streams(&sent, streamed{parts: []part{{0, "a"}, {time.Second, "b"}, {time.Second, "c"}}, end: io.EOF}),
+			Base: streams(&sent,
+				streamed{parts: []part{{0, "a"}, {time.Second, "b"}, {time.Second, "c"}}, end: io.EOF}),
 			ResponseHeaderTimeout: 2 * time.Second, Idle: 2 * time.Second, Middleware: circuit.Wrap,
 		}
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
@@ -186,9 +189,10 @@ func TestSilenceAheadOfAJudge(t *testing.T) {
 		takes        time.Duration
 		fails        bool
 	}{
-		"HeaderAlone": {time.Second, 0, []part{{500 * time.Millisecond, "data"}, {time.Minute, ": x\n\n"}}, time.Minute + 500*time.Millisecond, false},
-		"IdleAlone":   {0, time.Second, []part{{time.Minute, "data: x\n\n"}}, time.Second, true},
-		"Both":        {time.Second, 2 * time.Second, []part{{0, "data"}, {time.Minute, ": x\n\n"}}, 2 * time.Second, true},
+		"HeaderAlone": {time.Second, 0, []part{{500 * time.Millisecond, "data"}, {time.Minute, ": x\n\n"}},
+			time.Minute + 500*time.Millisecond, false},
+		"IdleAlone": {0, time.Second, []part{{time.Minute, "data: x\n\n"}}, time.Second, true},
+		"Both":      {time.Second, 2 * time.Second, []part{{0, "data"}, {time.Minute, ": x\n\n"}}, 2 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -466,9 +470,10 @@ func TestAheadOfNothing(t *testing.T) {
 }
 
 func TestHoldBodyOfResponsesWithoutBodies(t *testing.T) {
-	transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, HoldBody: true, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
-	})}
+	transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, HoldBody: true,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.NoError(t, err)
 	require.Equal(t, http.NoBody, resp.Body)
@@ -489,12 +494,13 @@ func TestAheadSeesWhatTheCallerWould(t *testing.T) {
 		_, _ = io.WriteString(z, "data: hello\n\n")
 		_ = z.Close()
 	})
-	transport := &resiliencehttp.Transport{Base: server.Base, Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
-		_, data, err := ahead.Event()
-		require.NoError(t, err)
-		require.Equal(t, "hello", data)
-		return nil
-	}}
+	transport := &resiliencehttp.Transport{Base: server.Base,
+		Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
+			_, data, err := ahead.Event()
+			require.NoError(t, err)
+			require.Equal(t, "hello", data)
+			return nil
+		}}
 	resp, err := (&http.Client{Transport: transport}).Get(server.URL)
 	require.Equal(t, "data: hello\n\n", answer(t, resp, err))
 }
@@ -502,7 +508,8 @@ func TestAheadSeesWhatTheCallerWould(t *testing.T) {
 func TestBreakAheadIsTheAttemptsFailure(t *testing.T) {
 	sent := 0
 	transport := &resiliencehttp.Transport{
-		Base: streams(&sent, streamed{parts: []part{{0, "ha"}}, end: io.ErrUnexpectedEOF}, streamed{parts: []part{{0, "hello"}}, end: io.EOF}),
+		Base: streams(&sent, streamed{parts: []part{{0, "ha"}}, end: io.ErrUnexpectedEOF},
+			streamed{parts: []part{{0, "hello"}}, end: io.EOF}),
 		Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
 			_, _ = ahead.Bytes(5)
 			return nil // whatever this says
@@ -616,7 +623,8 @@ func (a after) Unwrap() error             { return a.error }
 func (a after) RetryAfter() time.Duration { return a.d }
 
 func TestRetryAfterOfOtherFields(t *testing.T) {
-	for field, want := range map[string]time.Duration{"retry-after-ms": 1500 * time.Millisecond, "Retry-After": 2 * time.Second} {
+	for field, want := range map[string]time.Duration{"retry-after-ms": 1500 * time.Millisecond,
+		"Retry-After": 2 * time.Second} {
 		var seen watch
 		transport := &resiliencehttp.Transport{
 			Base: roundTripper(func(*http.Request) (*http.Response, error) {
@@ -743,14 +751,18 @@ func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	resp, err := (&http.Client{Transport: failover}).Post(first.URL, "", io.MultiReader(strings.NewReader(long)))
 	answer(t, resp, err)
 	require.Equal(t, 503, resp.StatusCode)
-	resp, err = (&http.Client{Transport: resiliencehttp.Failover(at(second))}).Post(first.URL, "", io.MultiReader(strings.NewReader(long)))
+	resp, err = (&http.Client{Transport: resiliencehttp.Failover(at(second))}).Post(first.URL, "",
+		io.MultiReader(strings.NewReader(long)))
 	require.Equal(t, "second got "+long, answer(t, resp, err))
 }
 
 // TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway, but does not wait for what is left of a response.
 func TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway(t *testing.T) {
 	server := serve(t, false, statuses("overloaded", 503))
-	fine := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
+	fine := roundTripper(func(*http.Request) (*http.Response, error) {
+		return response(200, strings.NewReader("ok")),
+			nil
+	})
 	client := &http.Client{Transport: resiliencehttp.Failover(server.Base, fine)}
 	for range 3 {
 		resp, err := client.Post(server.URL, "", strings.NewReader("x"))
@@ -895,7 +907,8 @@ func (i *idler) CloseIdleConnections() { i.closed++ }
 
 func TestFailoverClosesIdleConnectionsOfEach(t *testing.T) {
 	first, last := &idler{}, &idler{}
-	client := &http.Client{Transport: resiliencehttp.Failover(first, roundTripper(nil), &resiliencehttp.Transport{Base: last})}
+	client := &http.Client{Transport: resiliencehttp.Failover(first, roundTripper(nil),
+		&resiliencehttp.Transport{Base: last})}
 	client.CloseIdleConnections()
 	require.Equal(t, []int{1, 1}, []int{first.closed, last.closed})
 	client.CloseIdleConnections()
@@ -955,7 +968,8 @@ func TestFailoverNamesEach(t *testing.T) {
 	one, two := errors.New("one is down"), errors.New("two is down")
 	_, err := resiliencehttp.Failover(fails(one), fails(two)).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 	require.EqualError(t, err, "resiliencehttp: 1 of 2: one is down\nresiliencehttp: 2 of 2: two is down")
-	_, err = resiliencehttp.Failover(fails(&breaker.OpenError{}), fails(&breaker.OpenError{})).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+	_, err = resiliencehttp.Failover(fails(&breaker.OpenError{}),
+		fails(&breaker.OpenError{})).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 	require.True(t, resilience.Refused(err))
 
 	// The last response is the caller's, and what an upstream said is passed on.
@@ -964,7 +978,8 @@ func TestFailoverNamesEach(t *testing.T) {
 	})
 	resp, err := resiliencehttp.Failover(fails(one), busy).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 	require.Equal(t, "busy", answer(t, resp, err))
-	_, err = resiliencehttp.Failover(busy, fails(&breaker.OpenError{})).RoundTrip(httptest.NewRequest("POST", "http://h/", nil))
+	_, err = resiliencehttp.Failover(busy,
+		fails(&breaker.OpenError{})).RoundTrip(httptest.NewRequest("POST", "http://h/", nil))
 	w := httptest.NewRecorder()
 	require.True(t, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil), err))
 	require.Equal(t, 503, w.Code)
@@ -1208,9 +1223,10 @@ func TestResponseWithoutABodyOverHTTP2IsReadToItsEnd(t *testing.T) {
 func TestConnectionAfter101IsANetConn(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: near}, nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: near}, nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 	require.NoError(t, err)
 	conn, ok := resp.Body.(net.Conn)

@@ -130,7 +130,8 @@ func TestThrottleRoundsRetryAfterUp(t *testing.T) {
 		for _, c := range []struct {
 			after time.Duration
 			want  string
-		}{{0, "10"}, {time.Nanosecond, "10"}, {time.Second - time.Nanosecond, "9"}, {8 * time.Second, "1"}, {time.Second - time.Nanosecond, "1"}} {
+		}{{0, "10"}, {time.Nanosecond, "10"}, {time.Second - time.Nanosecond, "9"}, {8 * time.Second, "1"},
+			{time.Second - time.Nanosecond, "1"}} {
 			time.Sleep(c.after)
 			w := get(h)
 			require.Equal(t, 429, w.Code)
@@ -194,7 +195,9 @@ func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
 
 func TestRateLimitTellsTheQuotaThatBinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // from midnight UTC
-		limit := throttle.Config{Rate: 2, Burst: 2, Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Per: throttle.Day}}, {N: 50, Window: throttle.Window{Every: time.Hour}}}}
+		limit := throttle.Config{Rate: 2, Burst: 2,
+			Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Per: throttle.Day}},
+				{N: 50, Window: throttle.Window{Every: time.Hour}}}}
 		group := throttle.NewGroup(throttle.GroupConfig[string]{Config: limit})
 		s := resiliencehttp.Server{LimitName: "plan"}
 		time.Sleep(10 * time.Hour)
@@ -241,7 +244,8 @@ func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
 var structured = regexp.MustCompile(`^"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*(?:[ \t]*,[ \t]*"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*)*$`)
 
 func TestFieldsAreStructured(t *testing.T) {
-	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", "~", strings.Repeat("x", 100)} {
+	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00",
+		"~", strings.Repeat("x", 100)} {
 		limit := throttle.New(throttle.Config{Rate: 1e9, Burst: 1 << 40})
 		inner := throttle.New(throttle.Config{Rate: 1})
 		h := resiliencehttp.Server{LimitName: name}.Throttle(limit)(resiliencehttp.Server{}.Throttle(inner)(hello))

@@ -211,7 +211,8 @@ func TestRetriesOnOneConnectionAndLeavesNothingBehind(t *testing.T) {
 }
 
 func TestReturnsLastFailedResponseOpen(t *testing.T) {
-	for name, size := range map[string]int{"None": 0, "Short": 10, "Drained": 64 << 10, "TooLong": 64<<10 + 1, "Long": 3 << 20} {
+	for name, size := range map[string]int{"None": 0, "Short": 10, "Drained": 64 << 10, "TooLong": 64<<10 + 1,
+		"Long": 3 << 20} {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, http2 bool) {
 				body := strings.Repeat("0123456789", size/10+1)[:size]
@@ -304,18 +305,19 @@ func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
 					require.Zero(t, body.Len())
 				}
 			})
-			transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				if waits == 0 {
-					resp := response(503, nil)
-					resp.Body = closeCounter{body, &closed}
-					if name == "Drained" {
-						resp.ContentLength = int64(c.size)
+			transport := &resiliencehttp.Transport{Middleware: r.Wrap,
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					if waits == 0 {
+						resp := response(503, nil)
+						resp.Body = closeCounter{body, &closed}
+						if name == "Drained" {
+							resp.ContentLength = int64(c.size)
+						}
+						return resp, nil
 					}
-					return resp, nil
-				}
-				require.Equal(t, 1, closed, "the connection is needed now")
-				return response(200, strings.NewReader("ok")), nil
-			})}
+					require.Equal(t, 1, closed, "the connection is needed now")
+					return response(200, strings.NewReader("ok")), nil
+				})}
 			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 			require.Equal(t, "ok", answer(t, resp, err))
 			require.Equal(t, 1, waits)
@@ -356,15 +358,16 @@ func TestFailedResponseThatTricklesDelaysTheNextAttemptForASecond(t *testing.T) 
 	synctest.Test(t, func(t *testing.T) {
 		body := newTrickle(1000)
 		calls := 0
-		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			if calls++; calls == 1 {
-				resp := response(503, nil)
-				resp.Body = body
-				return resp, nil
-			}
-			require.Equal(t, 1, body.closed)
-			return response(200, strings.NewReader("ok")), nil
-		})}
+		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				if calls++; calls == 1 {
+					resp := response(503, nil)
+					resp.Body = body
+					return resp, nil
+				}
+				require.Equal(t, 1, body.closed)
+				return response(200, strings.NewReader("ok")), nil
+			})}
 		start := time.Now()
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 		require.Equal(t, "ok", answer(t, resp, err))
@@ -377,16 +380,17 @@ func TestFailedResponseThatTricklesIsReadOnDuringTheWait(t *testing.T) {
 		body := newTrickle(3)
 		calls := 0
 		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Minute)})
-		transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			if calls++; calls == 1 {
-				resp := response(503, nil, "Retry-After", "10")
-				resp.Body = body
-				return resp, nil
-			}
-			require.Zero(t, body.n, "its connection can serve again")
-			require.Equal(t, 1, body.closed)
-			return response(200, strings.NewReader("ok")), nil
-		})}
+		transport := &resiliencehttp.Transport{Middleware: r.Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				if calls++; calls == 1 {
+					resp := response(503, nil, "Retry-After", "10")
+					resp.Body = body
+					return resp, nil
+				}
+				require.Zero(t, body.n, "its connection can serve again")
+				require.Equal(t, 1, body.closed)
+				return response(200, strings.NewReader("ok")), nil
+			})}
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 		require.Equal(t, "ok", answer(t, resp, err))
 		require.Equal(t, 1, body.closed)
@@ -397,11 +401,12 @@ func TestLastFailedResponseThatTricklesIsWhole(t *testing.T) {
 	for name, n := range map[string]int{"Short": 3, "Long": 64<<10 + 3} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-					resp := response(503, nil)
-					resp.Body = newTrickle(n)
-					return resp, nil
-				})}
+				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+					Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						resp := response(503, nil)
+						resp.Body = newTrickle(n)
+						return resp, nil
+					})}
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 				require.Equal(t, strings.Repeat("x", n), answer(t, resp, err))
 			})
@@ -418,17 +423,18 @@ func TestFailedResponseThatSaysItIsTooLongIsNotRead(t *testing.T) {
 			require.Equal(t, 64<<10+1, body.Len())
 		}
 	})
-	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		if closed == 1 {
-			return response(200, http.NoBody), nil
-		}
-		resp := response(503, nil)
-		resp.Body, resp.ContentLength = closeCounter{body, &closed}, int64(body.Len())
-		if r.Stats().Retried == 1 {
-			t.Error("the last one is not closed")
-		}
-		return resp, nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: r.Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			if closed == 1 {
+				return response(200, http.NoBody), nil
+			}
+			resp := response(503, nil)
+			resp.Body, resp.ContentLength = closeCounter{body, &closed}, int64(body.Len())
+			if r.Stats().Retried == 1 {
+				t.Error("the last one is not closed")
+			}
+			return resp, nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	answer(t, resp, err)
 	require.Equal(t, 200, resp.StatusCode)
@@ -556,11 +562,12 @@ func TestResponseThatTheCallerDoesNotGetIsClosed(t *testing.T) {
 	closed := 0
 	r := retry.New(retry.Config{})
 	r.Observe(func(context.Context, retry.Event) { cancel() })
-	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		resp := response(503, nil)
-		resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
-		return resp, nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: r.Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			resp := response(503, nil)
+			resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+			return resp, nil
+		})}
 	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, 1, closed)
@@ -674,11 +681,12 @@ func TestResponseNamesTheCallersRequest(t *testing.T) {
 				"None":  func(*http.Request) *http.Request { return nil },
 				"Other": func(*http.Request) *http.Request { return other },
 			} {
-				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-					resp := response(status, http.NoBody)
-					resp.Request = named(r)
-					return resp, nil
-				})}
+				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+					Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+						resp := response(status, http.NoBody)
+						resp.Request = named(r)
+						return resp, nil
+					})}
 				req := httptest.NewRequest(method, "http://example.com", nil)
 				resp, err := transport.RoundTrip(req)
 				answer(t, resp, err)
@@ -778,9 +786,10 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 		mw   resilience.Middleware
 		want string
 	}{
-		"Swallows":   {swallow, "resiliencehttp: the Middleware returned neither an error nor a response"},
-		"NeverCalls": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }, "resiliencehttp: the Middleware returned neither an error nor a response"},
-		"LosesCtx":   {forget, "resiliencehttp: the Middleware lost the request's ctx"},
+		"Swallows": {swallow, "resiliencehttp: the Middleware returned neither an error nor a response"},
+		"NeverCalls": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } },
+			"resiliencehttp: the Middleware returned neither an error nor a response"},
+		"LosesCtx": {forget, "resiliencehttp: the Middleware lost the request's ctx"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transport := &resiliencehttp.Transport{Base: failing, Middleware: c.mw}
@@ -790,13 +799,17 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 		})
 	}
 
-	nothing := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil })}
+	nothing := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil })}
 	_, err := nothing.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.ErrorContains(t, err, "resiliencehttp: Base returned neither an error nor a response")
 
 	judged := errors.New("no answer")
 	disliked := &resiliencehttp.Transport{Middleware: swallow,
-		Base:  roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil }),
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return response(200, strings.NewReader("ok")),
+				nil
+		}),
 		Judge: func(*http.Response, *resiliencehttp.Ahead) error { return judged }}
 	_, err = disliked.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.Equal(t, judged, err)
@@ -813,16 +826,18 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 			return err
 		}
 	}
-	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(hears, swallow), Base: roundTripper(func(*http.Request) (*http.Response, error) {
-		return response(503, strings.NewReader("sorry")), nil
-	})}
+	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(hears, swallow),
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return response(503, strings.NewReader("sorry")), nil
+		})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.Equal(t, 1, ends, "to the policies it is over")
 	require.Equal(t, "sorry", answer(t, resp, err))
 }
 
 func TestErrorOfBaseComesBackAsItIs(t *testing.T) {
-	for _, failure := range []error{&net.OpError{Op: "read", Err: context.DeadlineExceeded}, &net.DNSError{IsNotFound: true}} {
+	for _, failure := range []error{&net.OpError{Op: "read", Err: context.DeadlineExceeded},
+		&net.DNSError{IsNotFound: true}} {
 		for _, method := range []string{"GET", "POST"} {
 			transport := &resiliencehttp.Transport{
 				Middleware: retries(1).Wrap,
@@ -909,7 +924,8 @@ func TestRetryAfterIsHonored(t *testing.T) {
 }
 
 func TestRetryAfterAboveTheCapEndsTheCall(t *testing.T) {
-	for _, value := range []string{"61", "9223372037", "18446744074", "99999999999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"} {
+	for _, value := range []string{"61", "9223372037", "18446744074", "99999999999999999999999999",
+		"Fri, 31 Dec 9999 23:59:59 GMT"} {
 		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", value)
 			w.WriteHeader(503)

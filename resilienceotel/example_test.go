@@ -79,8 +79,10 @@ func ExampleSteps() {
 
 	type order struct{ Paid bool }
 	sg := &saga.Saga[order]{Name: "order", Steps: resilienceotel.Steps(t, []saga.Step[order]{
-		{Name: "pay", Do: func(_ context.Context, o *order) error { o.Paid = true; return nil }, Undo: func(context.Context, *order) error { return nil }},
-		{Name: "ship", Do: func(context.Context, *order) error { return saga.Permanent(errDown) }, Undo: func(context.Context, *order) error { return nil }},
+		{Name: "pay", Do: func(_ context.Context, o *order) error { o.Paid = true; return nil },
+			Undo: func(context.Context, *order) error { return nil }},
+		{Name: "ship", Do: func(context.Context, *order) error { return saga.Permanent(errDown) },
+			Undo: func(context.Context, *order) error { return nil }},
 	})}
 	_ = saga.Run(context.Background(), sg, &order{})
 	for _, s := range spans.GetSpans() {

@@ -96,7 +96,8 @@ func (s *otelSDK) values(t testing.TB) map[string]float64 {
 func labels(set attribute.Set) string {
 	var all []string
 	for _, kv := range set.ToSlice() {
-		if _, found := strings.CutPrefix(string(kv.Key), "resilience."); !found && kv.Key != "error.type" && kv.Key != "http.request.resend_count" {
+		if _, found := strings.CutPrefix(string(kv.Key), "resilience."); !found && kv.Key != "error.type" &&
+			kv.Key != "http.request.resend_count" {
 			panic(kv.Key + " has no namespace")
 		}
 		all = append(all, fmt.Sprintf("%s=%s", strings.TrimPrefix(string(kv.Key), "resilience."), kv.Value.String()))

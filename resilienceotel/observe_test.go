@@ -45,18 +45,25 @@ func everyKind() []policy.Describer {
 	return []policy.Describer{
 		retry.New(retry.Config{Name: "users"}),
 		retry.NewBudget(retry.BudgetConfig{Name: "users"}),
-		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) }, resilience.GroupConfig{}),
+		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) },
+			resilience.GroupConfig{}),
 		hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}),
 		breaker.New(breaker.Config{Name: "users"}),
-		resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards"}) }, resilience.GroupConfig{}),
+		resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards"}) },
+			resilience.GroupConfig{}),
 		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
-		resilience.NewGroup(func(int) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 1}) }, resilience.GroupConfig{}),
+		resilience.NewGroup(func(int) *bulkhead.Bulkhead {
+			return bulkhead.New(bulkhead.Config{Name: "rooms",
+				Limit: 1})
+		}, resilience.GroupConfig{}),
 		throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
 		throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10, Burst: 2}}),
-		fleet.New(fleet.Config{Name: "fleet", Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 10, 1)} },
-			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }}),
+		fleet.New(fleet.Config{Name: "fleet",
+			Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 10, 1)} },
+			Eval:   func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }}),
 		adaptive.New(adaptive.Config{Name: "adaptive"}),
-		cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Minute, Load: func(context.Context, int) (int, error) { return 0, nil }}),
+		cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Minute,
+			Load: func(context.Context, int) (int, error) { return 0, nil }}),
 		lease.New(lease.NewMemory(), lease.Config{Name: "leader", TTL: time.Second}),
 		runner,
 	}
@@ -138,7 +145,8 @@ func TestPoliciesComeAndGo(t *testing.T) {
 	require.Empty(t, s.values(t))
 
 	reg.MustAdd(breaker.New(breaker.Config{Name: "search"}))
-	require.Contains(t, s.values(t), "resilience.breaker.state{name=search,state=closed}", "an earlier policy had its metrics")
+	require.Contains(t, s.values(t), "resilience.breaker.state{name=search,state=closed}",
+		"an earlier policy had its metrics")
 
 	stop()
 	stop()
@@ -209,7 +217,8 @@ func (c *custom) Describe() policy.Description {
 func (c *custom) metrics() (all []policy.Metric) {
 	n := c.calls.Add(1)
 	for i := range n {
-		all = append(all, policy.Metric{Name: fmt.Sprintf("custom.count{thing=%d}", n-i), Counter: true, Value: float64(n - i)})
+		all = append(all, policy.Metric{Name: fmt.Sprintf("custom.count{thing=%d}", n-i), Counter: true,
+			Value: float64(n - i)})
 	}
 	return all
 }
@@ -280,7 +289,8 @@ func TestKeysAppearOnlyIfAllowed(t *testing.T) {
 		hosts := resilience.NewGroup(func(string) *breaker.Breaker {
 			return breaker.New(breaker.Config{Name: "hosts", ConsecutiveFailures: 1})
 		}, resilience.GroupConfig{})
-		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000, Burst: 1, MaxWait: -1}})
+		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000,
+			Burst: 1, MaxWait: -1}})
 		s.observe(t, hosts, tenants)
 		for _, host := range []string{"a.example", "b.example"} {
 			require.ErrorIs(t, hosts.Do(t.Context(), host, func(context.Context) error { return errDown }), errDown)

@@ -78,7 +78,8 @@ func TestAThousandBreakers(t *testing.T) {
 		return overflowed, most
 	}
 	overflowed, most := sets()
-	require.ElementsMatch(t, []string{"resilience.breaker.calls", "resilience.breaker.state", "resilience.breaker.transitions"}, overflowed)
+	require.ElementsMatch(t, []string{"resilience.breaker.calls", "resilience.breaker.state",
+		"resilience.breaker.transitions"}, overflowed)
 	require.Equal(t, 2000, most)
 	overflowed, most = sets(sdkmetric.WithCardinalityLimit(20_000))
 	require.Empty(t, overflowed)

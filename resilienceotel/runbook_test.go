@@ -60,7 +60,8 @@ func instruments(t *testing.T) map[string]bool {
 	r := &roll{names: map[string]bool{}}
 	reg := registry.New()
 	reg.MustAdd(everyKind()...)
-	cfg := resilienceotel.Config{MeterProvider: provider{meter: r}, Keys: func(string, string, string) bool { return true }}
+	cfg := resilienceotel.Config{MeterProvider: provider{meter: r},
+		Keys: func(string, string, string) bool { return true }}
 	stop, err := resilienceotel.Observe(reg, cfg)
 	require.NoError(t, err)
 	stop()
@@ -171,7 +172,8 @@ func metricsOf(t *testing.T, reg *registry.Registry, kind, name string) (lines [
 func TestRunbookQuota(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
-		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Quotas: []throttle.Quota{{N: 2, Window: throttle.Window{Per: throttle.Day}}}}})
+		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants",
+			Quotas: []throttle.Quota{{N: 2, Window: throttle.Window{Per: throttle.Day}}}}})
 		reg.MustAdd(tenants)
 		use := func(calls int) (made int) {
 			for range calls {
@@ -234,15 +236,18 @@ func TestRunbookStalledSaga(t *testing.T) {
 		require.Equal(t, saga.Running, status("waits"))
 		time.Sleep(5 * time.Minute)
 		require.Contains(t, metricsOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the attempts")
-		require.NoError(t, runner.Operate(t.Context(), "by-hand", saga.Operation{Action: saga.ActionSkip, Step: "ship", Note: "shipped by hand"}))
+		require.NoError(t, runner.Operate(t.Context(), "by-hand",
+			saga.Operation{Action: saga.ActionSkip, Step: "ship", Note: "shipped by hand"}))
 		closed = false
-		require.NoError(t, runner.Operate(t.Context(), "retried", saga.Operation{Action: saga.ActionRetry, Note: "the warehouse is open"}))
+		require.NoError(t, runner.Operate(t.Context(), "retried",
+			saga.Operation{Action: saga.ActionRetry, Note: "the warehouse is open"}))
 		time.Sleep(time.Second)
 		require.Equal(t, saga.Completed, status("by-hand"))
 		require.Equal(t, saga.Completed, status("retried"))
 		time.Sleep(time.Minute)
 		require.Equal(t, saga.Completed, status("waits"), "the next attempt goes through")
-		require.ErrorIs(t, runner.Operate(t.Context(), "waits", saga.Operation{Action: saga.ActionCompensate}), saga.ErrNotAllowed)
+		require.ErrorIs(t, runner.Operate(t.Context(), "waits", saga.Operation{Action: saga.ActionCompensate}),
+			saga.ErrNotAllowed)
 	})
 }
 

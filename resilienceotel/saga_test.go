@@ -18,9 +18,11 @@ func TestStepsAreLinkedToTheSpanThatStartedTheSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSDK(t)
 		tel := resilienceotel.New(s.Config)
-		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Inject: tel.Inject, Extract: tel.Extract})
+		runner := saga.NewRunner(saga.NewMemory(),
+			saga.RunnerConfig{Name: "worker", Inject: tel.Inject, Extract: tel.Extract})
 		fail := func(context.Context, *trip) error { return saga.Permanent(errDown) }
-		inner := &saga.Saga[trip]{Name: "inner", Steps: resilienceotel.Steps(tel, []saga.Step[trip]{{Name: "within", Do: done, Undo: done}})}
+		inner := &saga.Saga[trip]{Name: "inner",
+			Steps: resilienceotel.Steps(tel, []saga.Step[trip]{{Name: "within", Do: done, Undo: done}})}
 		sg := &saga.Saga[trip]{Name: "trip", Steps: resilienceotel.Steps(tel, []saga.Step[trip]{
 			{Name: "flight", Do: func(ctx context.Context, t *trip) error { return saga.Run(ctx, inner, t) }, Undo: done},
 			{Name: "hotel", Do: fail, Undo: done},
@@ -103,11 +105,13 @@ func TestInjectAndExtract(t *testing.T) {
 	require.Empty(t, tel.Inject(t.Context()))
 	ctx, span := s.tracer.Tracer("test").Start(t.Context(), "order")
 	defer span.End()
-	require.Equal(t, "00-"+span.SpanContext().TraceID().String()+"-"+span.SpanContext().SpanID().String()+"-01", tel.Inject(ctx))
+	require.Equal(t, "00-"+span.SpanContext().TraceID().String()+"-"+span.SpanContext().SpanID().String()+"-01",
+		tel.Inject(ctx))
 	linked := tel.Extract(t.Context(), tel.Inject(ctx))
 	require.Equal(t, tel.Inject(ctx), tel.Inject(linked), "for a saga that the saga starts")
 	require.False(t, trace.SpanContextFromContext(linked).IsValid())
-	for _, bad := range []string{"", "x", "00-00000000000000000000000000000000-0000000000000000-01", "ff-" + tel.Inject(ctx)[3:]} {
+	for _, bad := range []string{"", "x", "00-00000000000000000000000000000000-0000000000000000-01",
+		"ff-" + tel.Inject(ctx)[3:]} {
 		require.Equal(t, t.Context(), tel.Extract(t.Context(), bad), bad)
 	}
 }
@@ -117,6 +121,7 @@ func TestPanicInAStep(t *testing.T) {
 	steps := resilienceotel.Steps(resilienceotel.New(s.Config), []saga.Step[trip]{
 		{Name: "a", Attempts: 1, Undo: done, Do: func(context.Context, *trip) error { panic("oops") }},
 	})
-	require.PanicsWithValue(t, "oops", func() { _ = saga.Run(t.Context(), &saga.Saga[trip]{Name: "trip", Steps: steps}, &trip{}) })
+	require.PanicsWithValue(t, "oops",
+		func() { _ = saga.Run(t.Context(), &saga.Saga[trip]{Name: "trip", Steps: steps}, &trip{}) })
 	require.Contains(t, attrs(named(s.spans.GetSpans(), "a do")[0]), "error.type=panic,attempt=1,op=do,outcome=error")
 }

@@ -93,11 +93,13 @@ func TestRefusedCallMakesNoAttempt(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	circuit.ForceOpen(errDown)
 	s.observe(t, circuit)
-	err := resilience.Chain(tel.Call("users"), circuit.Wrap, tel.Attempt("users"))(func(context.Context) error { return nil })(t.Context())
+	err := resilience.Chain(tel.Call("users"), circuit.Wrap,
+		tel.Attempt("users"))(func(context.Context) error { return nil })(t.Context())
 	require.ErrorIs(t, err, breaker.ErrOpen)
 	spans := s.spans.GetSpans()
 	require.Len(t, spans, 1)
-	require.Equal(t, "{error.type=*breaker.OpenError,name=users,outcome=refused,refused_by=breaker/users}", attrs(spans[0]))
+	require.Equal(t, "{error.type=*breaker.OpenError,name=users,outcome=refused,refused_by=breaker/users}",
+		attrs(spans[0]))
 	v := s.values(t)
 	require.Equal(t, 1.0, v["resilience.call.duration{error.type=*breaker.OpenError,name=users,outcome=refused}"])
 	require.NotContains(t, v, "resilience.attempt.duration")
@@ -116,13 +118,15 @@ func TestOutcomes(t *testing.T) {
 		{name: "nil", outcome: "ok"},
 		{name: "answered", err: cacheaside.ErrNotFound, outcome: "ok"},
 		{name: "failed", err: fmt.Errorf("a: %w", &net.ParseError{}), outcome: "error", kind: "*net.ParseError"},
-		{name: "late", err: fmt.Errorf("a: %w", context.DeadlineExceeded), outcome: "timeout", kind: "context.deadlineExceededError"},
+		{name: "late", err: fmt.Errorf("a: %w", context.DeadlineExceeded), outcome: "timeout",
+			kind: "context.deadlineExceededError"},
 		{name: "timed out", err: &resilience.TimeoutError{}, outcome: "timeout", kind: "*resilience.TimeoutError"},
 		{name: "left", ctx: gone, err: context.Canceled, outcome: "canceled", kind: "*errors.errorString"},
 		{name: "canceled by another", err: context.Canceled, outcome: "error", kind: "*errors.errorString"},
 		{name: "refused", err: &bulkhead.FullError{}, outcome: "refused", kind: "*bulkhead.FullError"},
 		{name: "status", err: &resiliencehttp.StatusError{StatusCode: 503}, outcome: "error", kind: "503"},
-		{name: "gave up", err: &retry.Error{Cause: retry.ErrExhausted, Err: &net.ParseError{}}, outcome: "error", kind: "*net.ParseError"},
+		{name: "gave up", err: &retry.Error{Cause: retry.ErrExhausted, Err: &net.ParseError{}}, outcome: "error",
+			kind: "*net.ParseError"},
 		{name: "says it", err: typed{errDown}, outcome: "error", kind: "disk_full"},
 		{name: "joined", err: errors.Join(errDown, io.EOF), outcome: "error", kind: "*errors.joinError"},
 	} {
@@ -186,14 +190,16 @@ func TestWaitsAndStaleValuesAreOnTheCurrentSpan(t *testing.T) {
 		s.observe(t, slots, users)
 		go func() { _ = slots.Do(t.Context(), func(context.Context) error { time.Sleep(time.Second); return nil }) }()
 		synctest.Wait()
-		require.NoError(t, resilience.Chain(tel.Call("slow"), slots.Wrap)(func(context.Context) error { time.Sleep(3 * time.Second); return nil })(t.Context()))
+		require.NoError(t, resilience.Chain(tel.Call("slow"),
+			slots.Wrap)(func(context.Context) error { time.Sleep(3 * time.Second); return nil })(t.Context()))
 		require.Equal(t, "{name=slow,waited=1}", attrs(named(s.spans.GetSpans(), "slow")[0]))
 
 		go func() {
 			_ = slots.Do(t.Context(), func(context.Context) error { time.Sleep(3 * time.Second); return nil })
 		}()
 		synctest.Wait()
-		require.Error(t, resilience.Chain(tel.Call("full"), slots.Wrap)(func(context.Context) error { return nil })(t.Context()))
+		require.Error(t, resilience.Chain(tel.Call("full"),
+			slots.Wrap)(func(context.Context) error { return nil })(t.Context()))
 		require.Contains(t, attrs(named(s.spans.GetSpans(), "full")[0]), "refused_by=bulkhead/users,waited=2")
 
 		get := tel.Call("get")(func(ctx context.Context) error { _, err := users.Get(ctx, 1); return err })
@@ -228,7 +234,8 @@ func TestTransportCountsResends(t *testing.T) {
 	}))
 	defer server.Close()
 	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Microsecond)})
-	chain := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"), retries.Wrap, tel.Attempt("api"))}}
+	chain := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"),
+		retries.Wrap, tel.Attempt("api"))}}
 	made := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 		Retry: retries.Wrap,
 		Base:  &resiliencehttp.Transport{Middleware: tel.Attempt("api")},
@@ -262,7 +269,8 @@ func TestManyCallsAtOnce(t *testing.T) {
 	tel := resilienceotel.New(s.Config)
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2, MaxWait: -1})
 	s.observe(t, slots)
-	call := resilience.Chain(tel.Call("users"), slots.Wrap, tel.Attempt("users"))(func(context.Context) error { return nil })
+	call := resilience.Chain(tel.Call("users"), slots.Wrap,
+		tel.Attempt("users"))(func(context.Context) error { return nil })
 	var callers sync.WaitGroup
 	for range 8 {
 		callers.Go(func() {

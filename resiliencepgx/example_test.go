@@ -18,7 +18,8 @@ func Example() {
 	defer pool.Close()
 	retries, circuit := retry.New(retry.Config{}), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 
-	balance, err := resiliencepgx.Value(context.Background(), pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
+	balance, err := resiliencepgx.Value(context.Background(), pool,
+		resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
 		func(ctx context.Context, tx pgx.Tx) (cents int, err error) {
 			err = tx.QueryRow(ctx, "UPDATE account SET cents = cents - 1 WHERE id = 7 RETURNING cents").Scan(&cents)
 			return cents, err

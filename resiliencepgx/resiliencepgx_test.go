@@ -48,7 +48,8 @@ func TestACancelOpensNothing(t *testing.T) {
 	cancel()
 	_, err := resiliencepgx.Acquire(ctx, pool, circuit.Wrap)
 	require.ErrorIs(t, err, context.Canceled)
-	v, err := resiliencepgx.Value(ctx, pool, resiliencepgx.Config{}, func(context.Context, pgx.Tx) (int, error) { return 7, nil })
+	v, err := resiliencepgx.Value(ctx, pool, resiliencepgx.Config{},
+		func(context.Context, pgx.Tx) (int, error) { return 7, nil })
 	require.ErrorIs(t, err, context.Canceled)
 	require.Zero(t, v)
 	require.Equal(t, breaker.Closed, circuit.State())

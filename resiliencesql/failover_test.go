@@ -97,12 +97,13 @@ func TestAStaleStatementIsTriedAgainOnce(t *testing.T) {
 	for _, stale := range []error{state("26000"), &raised{"0A000", "RevalidateCachedQuery"}} {
 		for fails, want := range map[int]int{1: 2, 5: 2} {
 			runs := 0
-			err := resiliencesql.InTx(t.Context(), newFake(t).open(), resiliencesql.Config{}, func(context.Context, *sql.Tx) error {
-				if runs++; runs <= fails {
-					return stale
-				}
-				return nil
-			})
+			err := resiliencesql.InTx(t.Context(), newFake(t).open(), resiliencesql.Config{},
+				func(context.Context, *sql.Tx) error {
+					if runs++; runs <= fails {
+						return stale
+					}
+					return nil
+				})
 			require.Equal(t, want, runs)
 			require.Equal(t, fails == 1, err == nil)
 			if err != nil {

@@ -68,7 +68,8 @@ func nothing(context.Context, *sql.Tx) error { return nil }
 
 func TestInTxCommits(t *testing.T) {
 	db := newFake(t)
-	v, err := resiliencesql.Value(t.Context(), db.open(), resiliencesql.Config{}, func(context.Context, *sql.Tx) (int, error) { return 7, nil })
+	v, err := resiliencesql.Value(t.Context(), db.open(), resiliencesql.Config{},
+		func(context.Context, *sql.Tx) (int, error) { return 7, nil })
 	require.NoError(t, err)
 	require.Equal(t, 7, v)
 	require.Equal(t, 1, db.commits)
@@ -108,7 +109,8 @@ func TestInTxDoesNotRepeatAnAnswer(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	db := newFake(t)
 	cfg := resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)}
-	v, err := resiliencesql.Value(t.Context(), db.open(), cfg, func(context.Context, *sql.Tx) (int, error) { return 7, state("23505") })
+	v, err := resiliencesql.Value(t.Context(), db.open(), cfg,
+		func(context.Context, *sql.Tx) (int, error) { return 7, state("23505") })
 	require.ErrorIs(t, err, state("23505"))
 	require.Zero(t, v)
 	require.Equal(t, 1, db.begins)
@@ -162,9 +164,10 @@ func TestCheckSettlesTheOutcome(t *testing.T) {
 		}
 		db := newFake(t)
 		db.onCommit = func() error { db.onBegin = func() error { return asked }; return io.EOF }
-		err := resiliencesql.InTx(t.Context(), db.open(), resiliencesql.Config{Check: func(context.Context, *sql.Tx) (bool, error) {
-			panic("there is no transaction to ask in")
-		}}, nothing)
+		err := resiliencesql.InTx(t.Context(), db.open(),
+			resiliencesql.Config{Check: func(context.Context, *sql.Tx) (bool, error) {
+				panic("there is no transaction to ask in")
+			}}, nothing)
 		require.ErrorIs(t, err, resiliencesql.ErrOutcomeUnknown)
 		require.ErrorIs(t, err, asked)
 	})
@@ -174,7 +177,8 @@ func TestPanicAndGoexitRollBack(t *testing.T) {
 	db := newFake(t)
 	pool := db.open()
 	require.PanicsWithValue(t, "boom", func() {
-		_ = resiliencesql.InTx(t.Context(), pool, resiliencesql.Config{}, func(context.Context, *sql.Tx) error { panic("boom") })
+		_ = resiliencesql.InTx(t.Context(), pool, resiliencesql.Config{},
+			func(context.Context, *sql.Tx) error { panic("boom") })
 	})
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -194,7 +198,8 @@ func TestEndedContextIsHonoredBeforeAnythingElse(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	db := newFake(t)
-	err := resiliencesql.InTx(ctx, db.open(), resiliencesql.Config{}, func(context.Context, *sql.Tx) error { panic("called") })
+	err := resiliencesql.InTx(ctx, db.open(), resiliencesql.Config{},
+		func(context.Context, *sql.Tx) error { panic("called") })
 	require.ErrorIs(t, err, why)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Zero(t, db.begins)
@@ -209,10 +214,11 @@ func TestACtxThatEndsBeforeCommitRollsBack(t *testing.T) {
 		defer cancel()
 		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		db := newFake(t)
-		err := resiliencesql.InTx(ctx, db.open(), resiliencesql.Config{Retry: circuit.Wrap}, func(context.Context, *sql.Tx) error {
-			cancel()
-			return nil
-		})
+		err := resiliencesql.InTx(ctx, db.open(), resiliencesql.Config{Retry: circuit.Wrap},
+			func(context.Context, *sql.Tx) error {
+				cancel()
+				return nil
+			})
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, resiliencesql.ErrOutcomeUnknown)
 		synctest.Wait()
@@ -225,7 +231,8 @@ func TestAFallbackLeavesNoValueOfATransactionThatFailed(t *testing.T) {
 	db := newFake(t)
 	db.onCommit = func() error { return state("23505") }
 	cfg := resiliencesql.Config{Retry: resilience.Fallback(func(context.Context, error) error { return nil })}
-	v, err := resiliencesql.Value(t.Context(), db.open(), cfg, func(context.Context, *sql.Tx) (int, error) { return 7, nil })
+	v, err := resiliencesql.Value(t.Context(), db.open(), cfg,
+		func(context.Context, *sql.Tx) (int, error) { return 7, nil })
 	require.NoError(t, err)
 	require.Zero(t, v)
 }
@@ -235,7 +242,8 @@ func TestThereIsNoValueWithAnError(t *testing.T) {
 	cfg := resiliencesql.Config{Retry: func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return errors.Join(next(ctx), late) }
 	}}
-	v, err := resiliencesql.Value(t.Context(), newFake(t).open(), cfg, func(context.Context, *sql.Tx) (int, error) { return 7, nil })
+	v, err := resiliencesql.Value(t.Context(), newFake(t).open(), cfg,
+		func(context.Context, *sql.Tx) (int, error) { return 7, nil })
 	require.ErrorIs(t, err, late)
 	require.Zero(t, v)
 }
@@ -273,5 +281,6 @@ func TestPoolDescribesTheDatabase(t *testing.T) {
 	require.NoError(t, conn.Close())
 	require.Equal(t, policy.Health{}, d.Health(t.Context()))
 	after := metrics()
-	require.Equal(t, []float64{1, 0, 1, 1}, []float64{after["pool.limit"], after["pool.in_use"], after["pool.idle"], after["pool.waits"]})
+	require.Equal(t, []float64{1, 0, 1, 1},
+		[]float64{after["pool.limit"], after["pool.in_use"], after["pool.idle"], after["pool.waits"]})
 }

@@ -130,7 +130,8 @@ var verdicts = map[string][]error{
 	unchanged: {
 		errors.New("SQLSTATE 40001"), context.Canceled, context.DeadlineExceeded, sql.ErrTxDone, sql.ErrConnDone,
 		fmt.Errorf("timeout: %w", context.DeadlineExceeded), resilience.Answer(errors.New("no such seat")),
-		state(""), unsent(false), &numbered{404}, &numbered{1290}, coded(5), coded(19), coded(404), extended{19, 2067}, struct{ error }{errors.New("x")},
+		state(""), unsent(false), &numbered{404}, &numbered{1290}, coded(5), coded(19), coded(404), extended{19,
+			2067}, struct{ error }{errors.New("x")},
 		errors.Join(errors.New("a"), errors.New("b")),
 	},
 }
@@ -156,7 +157,8 @@ func TestUntilCommitNothingHasTakenEffect(t *testing.T) {
 			want = unavailable
 		}
 		for _, err := range errs {
-			got := resiliencesql.InTx(t.Context(), db.open(), resiliencesql.Config{}, func(context.Context, *sql.Tx) error { return err })
+			got := resiliencesql.InTx(t.Context(), db.open(), resiliencesql.Config{},
+				func(context.Context, *sql.Tx) error { return err })
 			require.Equal(t, seen(want), verdict(err, got), "%T %v", err, err)
 		}
 	}
@@ -187,7 +189,8 @@ func TestAMarkStays(t *testing.T) {
 		retry.Permanent(state("40001")), fmt.Errorf("book: %w", retry.Permanent(io.EOF)),
 		resilience.Answer(state("57P03")), &breaker.OpenError{},
 	} {
-		got := resiliencesql.InTx(t.Context(), db.open(), resiliencesql.Config{}, func(context.Context, *sql.Tx) error { return err })
+		got := resiliencesql.InTx(t.Context(), db.open(), resiliencesql.Config{},
+			func(context.Context, *sql.Tx) error { return err })
 		require.Equal(t, err, got)
 	}
 }

@@ -157,7 +157,8 @@ func (b *ledger) queued() (n int) {
 // playDay has a limiter decide on calls of all kinds for up to a day.
 func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	pick := func() (rate float64, exact *big.Rat, burst int) {
-		p, q := []int{1, 7, 1000, 1 + choose.IntN(50_000)}[choose.IntN(4)], []int{1, 60, 3600, 1 + choose.IntN(50_000)}[choose.IntN(4)]
+		p, q := []int{1, 7, 1000, 1 + choose.IntN(50_000)}[choose.IntN(4)], []int{1, 60, 3600,
+			1 + choose.IntN(50_000)}[choose.IntN(4)]
 		if choose.IntN(3) == 0 {
 			p *= 1e4
 		}
@@ -296,7 +297,8 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	}
 	// The balance is exact.
 	missing := new(big.Rat).Set(b.debt)
-	tokens := new(big.Int).Quo(new(big.Int).Add(missing.Num(), new(big.Int).Sub(missing.Denom(), big.NewInt(1))), missing.Denom())
+	tokens := new(big.Int).Quo(new(big.Int).Add(missing.Num(), new(big.Int).Sub(missing.Denom(), big.NewInt(1))),
+		missing.Denom())
 	require.EqualValues(t, max(0, int64(b.burst)-tokens.Int64()), take(l, 0).Remaining)
 	ns := new(big.Rat).Quo(missing, b.rate)
 	f, _ := ns.Float64()

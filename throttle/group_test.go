@@ -22,10 +22,13 @@ import (
 
 func TestGroupKeysAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2, Cost: cost}})
-		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, takeOf(g, "a", 1))
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2,
+			Cost: cost}})
+		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 1,
+			ResetAfter: time.Second}, takeOf(g, "a", 1))
 		require.True(t, g.Allow("a"))
-		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, takeOf(g, "a", 1))
+		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second,
+			ResetAfter: 2 * time.Second}, takeOf(g, "a", 1))
 		err := g.Do(t.Context(), "a", ok)
 		require.EqualError(t, err, "throttle: api[a]: limited (over_limit), retry after 1s")
 		require.NoError(t, g.Do(t.Context(), "b", ok))
@@ -188,7 +191,8 @@ func TestGroupKeepsKeysInUse(t *testing.T) {
 // Nothing that a key has spent goes with it: neither a debt nor a window.
 func TestGroupKeepsSpentTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5}, MaxKeys: 1, IdleAfter: 1})
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5}, MaxKeys: 1,
+			IdleAfter: 1})
 		r, err := g.Reserve(t.Context(), "a", 5)
 		require.NoError(t, err)
 		r.Settle(10)
@@ -207,7 +211,8 @@ func TestGroupKeepsSpentTokens(t *testing.T) {
 func TestGroupSettlesTheSameMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		group := func() *throttle.Group[string] {
-			return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1, IdleAfter: -1})
+			return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1,
+				IdleAfter: -1})
 		}
 		reserve := func(g *throttle.Group[string], key string) *throttle.Reservation {
 			r, err := g.Reserve(t.Context(), key, 10)
@@ -235,7 +240,8 @@ func TestGroupSettlesTheSameMeter(t *testing.T) {
 
 func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost}, MaxKeys: 1})
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost},
+			MaxKeys: 1})
 		for _, key := range []string{"a", "b"} {
 			require.True(t, takeOf(g, key, 4).Admitted)
 		}
@@ -311,7 +317,8 @@ func TestGroupCallsKeyStringWithoutLock(t *testing.T) {
 
 func TestGroupWaitsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1, MaxWait: 10 * time.Second}, MaxKeys: 2, IdleAfter: 1})
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1,
+			MaxWait: 10 * time.Second}, MaxKeys: 2, IdleAfter: 1})
 		start := time.Now()
 		var calls sync.WaitGroup
 		for key := range 2 {
@@ -331,7 +338,8 @@ func TestGroupWaitsInOrder(t *testing.T) {
 // On the clock of the machine: keys come and go, calls wait and give up, and the Config changes.
 func TestGroupUnderStress(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
-		Config: throttle.Config{Rate: 1e5, Burst: 3, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Millisecond}}}}, MaxKeys: 20, IdleAfter: 1,
+		Config: throttle.Config{Rate: 1e5, Burst: 3, MaxWait: time.Millisecond,
+			Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Millisecond}}}}, MaxKeys: 20, IdleAfter: 1,
 	})
 	var admitted, refused atomic.Int64
 	var calls, updates sync.WaitGroup
@@ -405,9 +413,13 @@ func TestGroupOfAMillionKeys(t *testing.T) {
 
 func TestGroupValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.GroupConfig[int]{
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited":                                            {},
-		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more":                                                                                                           {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing\nthrottle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1},
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited": {},
+		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
+			Config: throttle.Config{Rate: 1}, MaxKeys: -1,
+		},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing\nthrottle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
+			Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1,
+		},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
 	}

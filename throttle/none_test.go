@@ -23,15 +23,19 @@ func TestNoneAdmitsNothing(t *testing.T) {
 		reason throttle.Reason
 		text   string
 	}{
-		"rate":                 {throttle.Config{Rate: throttle.None}, throttle.OverLimit, "over_limit"},
-		"rate a minute":        {throttle.Config{Rate: throttle.PerMinute(throttle.None)}, throttle.OverLimit, "over_limit"},
-		"rate with a burst":    {throttle.Config{Rate: throttle.None, Burst: 20}, throttle.OverLimit, "over_limit"},
-		"burst":                {throttle.Config{Rate: 5, Burst: throttle.None}, throttle.OverLimit, "over_limit"},
-		"both":                 {throttle.Config{Rate: throttle.None, Burst: throttle.None}, throttle.OverLimit, "over_limit"},
-		"rate, quotas":         {throttle.Config{Rate: throttle.None, Quotas: day(5)}, throttle.OverLimit, "over_limit"},
-		"quota":                {throttle.Config{Quotas: day(throttle.None)}, throttle.OverQuota, "over_quota of none per day"},
-		"quota of a rate":      {throttle.Config{Rate: 5, Quotas: day(throttle.None)}, throttle.OverQuota, "over_quota of none per day"},
-		"quota, no rate limit": {throttle.Config{Rate: throttle.Unlimited, Quotas: day(throttle.None)}, throttle.OverQuota, "over_quota of none per day"},
+		"rate":              {throttle.Config{Rate: throttle.None}, throttle.OverLimit, "over_limit"},
+		"rate a minute":     {throttle.Config{Rate: throttle.PerMinute(throttle.None)}, throttle.OverLimit, "over_limit"},
+		"rate with a burst": {throttle.Config{Rate: throttle.None, Burst: 20}, throttle.OverLimit, "over_limit"},
+		"burst":             {throttle.Config{Rate: 5, Burst: throttle.None}, throttle.OverLimit, "over_limit"},
+		"both": {throttle.Config{Rate: throttle.None, Burst: throttle.None}, throttle.OverLimit,
+			"over_limit"},
+		"rate, quotas": {throttle.Config{Rate: throttle.None, Quotas: day(5)}, throttle.OverLimit, "over_limit"},
+		"quota": {throttle.Config{Quotas: day(throttle.None)}, throttle.OverQuota,
+			"over_quota of none per day"},
+		"quota of a rate": {throttle.Config{Rate: 5, Quotas: day(throttle.None)}, throttle.OverQuota,
+			"over_quota of none per day"},
+		"quota, no rate limit": {throttle.Config{Rate: throttle.Unlimited, Quotas: day(throttle.None)},
+			throttle.OverQuota, "over_quota of none per day"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -32,9 +32,11 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 			return d
 		}
 		time.Sleep(10 * time.Hour)
-		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second}, both(2))
+		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 0,
+			ResetAfter: 2 * time.Second}, both(2))
 		for range 5 {
-			require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 2 * time.Second, ResetAfter: 2 * time.Second}, both(2))
+			require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 2 * time.Second,
+				ResetAfter: 2 * time.Second}, both(2))
 		}
 		time.Sleep(2 * time.Second)
 		require.Equal(t, throttle.Decision{
@@ -75,7 +77,9 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 // Only quotas: what is left of them may be spent at any speed.
 func TestQuotaWithoutARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{MaxWait: -1, Quotas: []throttle.Quota{{N: 1e15, Window: throttle.Window{Every: time.Second}}, {N: 1e15, Window: throttle.Window{Per: throttle.Month}}}, Cost: cost})
+		l := throttle.New(throttle.Config{MaxWait: -1,
+			Quotas: []throttle.Quota{{N: 1e15, Window: throttle.Window{Every: time.Second}},
+				{N: 1e15, Window: throttle.Window{Per: throttle.Month}}}, Cost: cost})
 		require.Zero(t, l.Config().Burst)
 		require.NoError(t, l.Config().Validate())
 		require.True(t, take(l, 1e15).Admitted)
@@ -92,7 +96,8 @@ func TestQuotaWithoutARate(t *testing.T) {
 		d := take(l, 6)
 		require.False(t, d.Admitted)
 		require.EqualValues(t, 1<<63-1, d.RetryAfter)
-		require.EqualError(t, l.Wait(of(6)), "throttle: limited (too_costly): 6 tokens are more than the quota of 5 per 1s can give")
+		require.EqualError(t, l.Wait(of(6)),
+			"throttle: limited (too_costly): 6 tokens are more than the quota of 5 per 1s can give")
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Quotas = 1, 10, nil }))
 		require.Equal(t, throttle.Quota{}, take(l, 6).Quota)
 	})
@@ -100,8 +105,10 @@ func TestQuotaWithoutARate(t *testing.T) {
 
 // Of windows alone the one with the fewest tokens left binds, wherever it stands.
 func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
-	small, large := throttle.Quota{N: 5, Window: throttle.Window{Every: time.Hour}}, throttle.Quota{N: 6, Window: throttle.Window{Every: 24 * time.Hour}}
-	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}, {{N: 7, Window: throttle.Window{Every: time.Minute}}, small, large}} {
+	small, large := throttle.Quota{N: 5, Window: throttle.Window{Every: time.Hour}}, throttle.Quota{N: 6,
+		Window: throttle.Window{Every: 24 * time.Hour}}
+	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small},
+		{{N: 7, Window: throttle.Window{Every: time.Minute}}, small, large}} {
 		for _, rate := range []float64{0, 1e6} {
 			d := take(throttle.New(throttle.Config{Rate: rate, Quotas: quotas}), 1)
 			require.Equal(t, small, d.Quota)
@@ -112,7 +119,8 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 
 // A window of which nothing is spent has nothing to reset.
 func TestUnspentQuotaIsFull(t *testing.T) {
-	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day}}}, Cost: cost})
+	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day}}},
+		Cost: cost})
 	want := throttle.Decision{Admitted: true, Limit: 5, Remaining: 5, Window: 24 * time.Hour, Quota: l.Config().Quotas[0]}
 	require.Equal(t, want, take(l, 0))
 	r, err := l.Reserve(t.Context(), 5)
@@ -138,7 +146,8 @@ func TestConfigSharesNoQuotas(t *testing.T) {
 // A key whose windows are over makes room for another, and no sooner.
 func TestGroupEvictsKeysAfterTheirWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Hour}}}},
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5,
+			Window: throttle.Window{Every: time.Hour}}}},
 			MaxKeys: 1, IdleAfter: -1})
 		require.True(t, g.Allow(1))
 		time.Sleep(time.Hour - 1)
@@ -187,43 +196,63 @@ func TestBillingMonth(t *testing.T) {
 			})
 		}
 	}
-	require.Equal(t, "7 per month from 31 in Europe/Berlin", throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 31, In: berlin}}.String())
-	require.Equal(t, "7 per month", throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}.String())
+	require.Equal(t, "7 per month from 31 in Europe/Berlin",
+		throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 31, In: berlin}}.String())
+	require.Equal(t, "7 per month",
+		throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}.String())
 	require.Equal(t, "7 per 1h0m0s", throttle.Quota{N: 7, Window: throttle.Window{Every: time.Hour}}.String())
 	at := throttle.Window{Per: throttle.Week, At: 54 * time.Hour, In: berlin}
 	require.Equal(t, "none per week at 54h0m0s in Europe/Berlin", throttle.Quota{N: throttle.None, Window: at}.String())
-	require.Equal(t, "unlimited per day", throttle.Quota{N: throttle.Unlimited, Window: throttle.Window{Per: throttle.Day}}.String())
+	require.Equal(t, "unlimited per day",
+		throttle.Quota{N: throttle.Unlimited, Window: throttle.Window{Per: throttle.Day}}.String())
 }
 
 func TestQuotaValidate(t *testing.T) {
 	for want, q := range map[string]throttle.Quota{
-		`N is 0: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:                      {Window: throttle.Window{Per: throttle.Day}},
-		`N is -2: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:                     {N: -2, Window: throttle.Window{Per: throttle.Day}},
-		`N is 1000000000000001: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:       {N: 1e15 + 1, Window: throttle.Window{Per: throttle.Day}},
-		`Window.Every is 1µs: must be a millisecond to 36 years`:                                                {N: 1, Window: throttle.Window{Every: time.Microsecond}},
-		`Window.Every is 315360h0m0.001s: must be a millisecond to 36 years`:                                    {N: 1, Window: throttle.Window{Every: 36*365*24*time.Hour + time.Millisecond}},
-		`Window.Per is "year": must be "day", "week" or "month"`:                                                {N: 1, Window: throttle.Window{Per: "year"}},
-		`Window.At is 24h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:  {N: 1, Window: throttle.Window{Per: throttle.Day, At: 24 * time.Hour}},
-		`Window.At is 168h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1, Window: throttle.Window{Per: throttle.Week, At: 7 * 24 * time.Hour}},
-		`Window.At is 672h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1, Window: throttle.Window{Per: throttle.Month, At: 28 * 24 * time.Hour}},
-		`Window.At is -1ns: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:     {N: 1, Window: throttle.Window{Per: throttle.Day, At: -1}},
-		`Window.At is 1h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:   {N: 1, Window: throttle.Window{Every: time.Hour, At: time.Hour}},
-		`Window.Per is "": must be set where Every is not, and the other way round`:                             {N: 1},
-		`Window.Per is "day": must be set where Every is not, and the other way round`:                          {N: 1, Window: throttle.Window{Every: time.Hour, Per: throttle.Day}},
-		`Window.In is UTC: must be nil where Per is not set`:                                                    {N: 1, Window: throttle.Window{Every: time.Hour, In: time.UTC}},
-		`Window.From is 32: must be 0, or 1 to 31 where Per is Month`:                                           {N: 1, Window: throttle.Window{Per: throttle.Month, From: 32}},
-		`Window.From is -1: must be 0, or 1 to 31 where Per is Month`:                                           {N: 1, Window: throttle.Window{Per: throttle.Month, From: -1}},
-		`Window.From is 3: must be 0, or 1 to 31 where Per is Month`:                                            {N: 1, Window: throttle.Window{Per: throttle.Day, From: 3}},
+		`N is 0: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {Window: throttle.Window{Per: throttle.Day}},
+		`N is -2: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {N: -2,
+			Window: throttle.Window{Per: throttle.Day}},
+		`N is 1000000000000001: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {N: 1e15 + 1, Window: throttle.Window{Per: throttle.Day}},
+		`Window.Every is 1µs: must be a millisecond to 36 years`: {N: 1,
+			Window: throttle.Window{Every: time.Microsecond}},
+		`Window.Every is 315360h0m0.001s: must be a millisecond to 36 years`: {N: 1,
+			Window: throttle.Window{Every: 36*365*24*time.Hour + time.Millisecond}},
+		`Window.Per is "year": must be "day", "week" or "month"`: {N: 1,
+			Window: throttle.Window{Per: "year"}},
+		`Window.At is 24h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Day, At: 24 * time.Hour}},
+		`Window.At is 168h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Week, At: 7 * 24 * time.Hour}},
+		`Window.At is 672h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Month, At: 28 * 24 * time.Hour}},
+		`Window.At is -1ns: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Day, At: -1}},
+		`Window.At is 1h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1,
+			Window: throttle.Window{Every: time.Hour, At: time.Hour}},
+		`Window.Per is "": must be set where Every is not, and the other way round`: {N: 1},
+		`Window.Per is "day": must be set where Every is not, and the other way round`: {N: 1,
+			Window: throttle.Window{Every: time.Hour, Per: throttle.Day}},
+		`Window.In is UTC: must be nil where Per is not set`: {N: 1,
+			Window: throttle.Window{Every: time.Hour, In: time.UTC}},
+		`Window.From is 32: must be 0, or 1 to 31 where Per is Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Month, From: 32}},
+		`Window.From is -1: must be 0, or 1 to 31 where Per is Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Month, From: -1}},
+		`Window.From is 3: must be 0, or 1 to 31 where Per is Month`: {N: 1,
+			Window: throttle.Window{Per: throttle.Day, From: 3}},
 	} {
 		require.EqualError(t, throttle.Config{Quotas: []throttle.Quota{q}}.Validate(), "throttle.Config.Quotas[0]."+want)
 	}
-	twice := []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Month}}, {N: 2, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}}
-	require.EqualError(t, throttle.Config{Quotas: twice}.Validate(), "throttle.Config.Quotas[1] is 2 per month: must be of another window than those before it")
+	twice := []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Month}},
+		{N: 2, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}}
+	require.EqualError(t, throttle.Config{Quotas: twice}.Validate(),
+		"throttle.Config.Quotas[1] is 2 per month: must be of another window than those before it")
 	var nine []throttle.Quota
 	for i := range 9 {
 		nine = append(nine, throttle.Quota{N: 1, Window: throttle.Window{Every: time.Duration(1+i) * time.Second}})
 	}
-	require.ErrorContains(t, throttle.Config{Quotas: nine}.Validate(), "throttle.Config.Quotas is 9 long: must be at most 8 long")
+	require.ErrorContains(t, throttle.Config{Quotas: nine}.Validate(),
+		"throttle.Config.Quotas is 9 long: must be at most 8 long")
 	nine[1].Window.Every = 36 * 365 * 24 * time.Hour
 	require.NoError(t, throttle.Config{Quotas: nine[1:]}.Validate())
 }
@@ -232,7 +261,8 @@ func TestQuotaValidate(t *testing.T) {
 // window from which it took them, also if the quotas change meanwhile.
 func TestWaitingCallsHoldQuotaTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		quotas := []throttle.Quota{{N: 1000, Window: throttle.Window{Per: throttle.Month}}, {N: 4, Window: throttle.Window{Every: time.Minute}}}
+		quotas := []throttle.Quota{{N: 1000, Window: throttle.Window{Per: throttle.Month}},
+			{N: 4, Window: throttle.Window{Every: time.Minute}}}
 		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas, Cost: cost})
 		require.True(t, l.Allow())
 		var calls sync.WaitGroup
@@ -268,7 +298,8 @@ func TestWaitingCallsHoldQuotaTokens(t *testing.T) {
 func TestQuotasUnderStress(t *testing.T) {
 	const most = 3000
 	cfg := throttle.Config{
-		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most, Window: throttle.Window{Every: 1000 * time.Hour}}, {N: 1e9, Window: throttle.Window{Per: throttle.Month}}},
+		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most,
+			Window: throttle.Window{Every: 1000 * time.Hour}}, {N: 1e9, Window: throttle.Window{Per: throttle.Month}}},
 	}
 	l := throttle.New(cfg)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, IdleAfter: 1})
@@ -294,7 +325,10 @@ func TestQuotasUnderStress(t *testing.T) {
 	calls.Wait()
 	left := func(d throttle.Decision) int { return d.Remaining }
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Cost = 0, 0, cost }))
-	require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Rate, c.Config.Burst, c.Config.Cost = 0, 0, cost }))
+	require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) {
+		c.Config.Rate, c.Config.Burst,
+			c.Config.Cost = 0, 0, cost
+	}))
 	require.EqualValues(t, most-alone.Load(), left(take(l, 0)))
 	require.EqualValues(t, most-keyed.Load(), left(takeOf(g, 1, 0)))
 }
@@ -404,7 +438,8 @@ func (m *limitModel) settle(l loan, used int) {
 	now := time.Now()
 	more := used - l.n
 	if more > 0 {
-		more = min(more, max(0, int((time.Duration(2*m.burst)*m.token-m.full.Sub(now))/m.token))) // an Update may have made the burst smaller
+		// an Update may have made the burst smaller
+		more = min(more, max(0, int((time.Duration(2*m.burst)*m.token-m.full.Sub(now))/m.token)))
 	}
 	if m.full = m.full.Add(time.Duration(more) * m.token); m.full.Before(now) {
 		m.full = now
@@ -436,7 +471,8 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	require.NoError(t, err)
 	token := []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour}[choose.IntN(4)]
 	all := []throttle.Window{
-		{Every: time.Second}, {Every: time.Hour}, {Per: throttle.Day}, {Per: throttle.Day, In: berlin}, {Per: throttle.Month, In: berlin},
+		{Every: time.Second}, {Every: time.Hour}, {Per: throttle.Day}, {Per: throttle.Day,
+			In: berlin}, {Per: throttle.Month, In: berlin},
 		{Per: throttle.Month, From: 17},
 	}
 	pick := func() (quotas []throttle.Quota) {

@@ -81,7 +81,8 @@ func reserveZero(t *testing.T, reserve func(context.Context, int) (*throttle.Res
 func TestSettleCorrectsQuotas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hour := throttle.Quota{N: 10, Window: throttle.Window{Every: time.Hour}}
-		l := throttle.New(throttle.Config{Quotas: []throttle.Quota{hour, {N: 100, Window: throttle.Window{Per: throttle.Day}}}, Cost: cost})
+		l := throttle.New(throttle.Config{Quotas: []throttle.Quota{hour,
+			{N: 100, Window: throttle.Window{Per: throttle.Day}}}, Cost: cost})
 		reserve := func(n int) *throttle.Reservation {
 			r, err := l.Reserve(t.Context(), n)
 			require.NoError(t, err)
@@ -122,7 +123,8 @@ func TestSettleCorrectsQuotas(t *testing.T) {
 func TestSettleCorrectsNoLaterQuota(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(30 * 24 * time.Hour) // to the last day of a month
-		day, month := throttle.Quota{N: 100, Window: throttle.Window{Per: throttle.Day}}, throttle.Quota{N: 9, Window: throttle.Window{Per: throttle.Month}}
+		day, month := throttle.Quota{N: 100, Window: throttle.Window{Per: throttle.Day}}, throttle.Quota{N: 9,
+			Window: throttle.Window{Per: throttle.Month}}
 		l := throttle.New(throttle.Config{Quotas: []throttle.Quota{day}, Cost: cost})
 		r, err := l.Reserve(t.Context(), 6)
 		require.NoError(t, err)
@@ -196,7 +198,8 @@ func TestPanicOfObserverCostsNothing(t *testing.T) {
 func TestReservationsUnderStress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const burst = 1_000_000
-		cfg := throttle.Config{Rate: 1e-6, Burst: burst / 1000, Quotas: []throttle.Quota{{N: burst, Window: throttle.Window{Every: 10_000 * time.Hour}}}, Cost: cost}
+		cfg := throttle.Config{Rate: 1e-6, Burst: burst / 1000,
+			Quotas: []throttle.Quota{{N: burst, Window: throttle.Window{Every: 10_000 * time.Hour}}}, Cost: cost}
 		cfg.Rate, cfg.Burst = 1e-3, burst
 		cfg.Name = "limiter"
 		l := throttle.New(cfg)

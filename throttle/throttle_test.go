@@ -75,7 +75,8 @@ func TestExactSequence(t *testing.T) {
 				Admitted: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
 			}, take(l, 1))
 		}
-		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
+		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond,
+			ResetAfter: 300 * time.Millisecond}
 		require.Equal(t, refused, take(l, 1))
 
 		time.Sleep(100*time.Millisecond - 1)
@@ -141,7 +142,8 @@ func TestOddRateIsNeverExceeded(t *testing.T) {
 	})
 	// A rate is the time of its token, but for the rounding error of a float.
 	synctest.Test(t, func(t *testing.T) {
-		for _, d := range []time.Duration{1, 3, 7, time.Microsecond / 3, time.Second / 7, time.Minute / 7, time.Hour, 86400 * time.Second, 30 * 86400 * time.Second} {
+		for _, d := range []time.Duration{1, 3, 7, time.Microsecond / 3, time.Second / 7, time.Minute / 7, time.Hour,
+			86400 * time.Second, 30 * 86400 * time.Second} {
 			require.Equal(t, d, take(throttle.New(throttle.Config{Rate: every(d), Burst: 1}), 1).ResetAfter, d)
 		}
 	})
@@ -180,7 +182,8 @@ func (notSent) Refused() bool { return true }
 func TestDoRefundsRefusedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := throttle.Config{
-			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000, Window: throttle.Window{Every: time.Hour}}},
+			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000,
+				Window: throttle.Window{Every: time.Hour}}},
 		}
 		l, other := throttle.New(cfg), throttle.New(cfg)
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
@@ -335,12 +338,24 @@ func TestValidate(t *testing.T) {
 		"throttle.Config.Rate is NaN" + rates:   {Rate: math.NaN()},
 		"throttle.Config.Rate is +Inf" + rates:  {Rate: every(0)},
 		"throttle.Config.Rate is 2e+09" + rates: {Rate: 2e9},
-		"throttle.Config.MaxWait is -2ns: must be 0 or more, or throttle.Unlimited":                                {Rate: 1, MaxWait: -2},
-		"throttle.Config.Burst is 1: must be 0 where there is no Rate":                                             {Rate: throttle.Unlimited, Burst: 1},
-		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":                    {Rate: math.SmallestNonzeroFloat64},
-		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years":       {Rate: 1, Burst: 1 << 62},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing": {Rate: 1, Burst: -1},
-		"throttle.Config.Burst is 2: must be 0 where there is no Rate":                                             {Burst: 2, Quotas: []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Day}}}},
+		"throttle.Config.MaxWait is -2ns: must be 0 or more, or throttle.Unlimited": {
+			Rate: 1, MaxWait: -2,
+		},
+		"throttle.Config.Burst is 1: must be 0 where there is no Rate": {
+			Rate: throttle.Unlimited, Burst: 1,
+		},
+		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years": {
+			Rate: math.SmallestNonzeroFloat64,
+		},
+		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years": {
+			Rate: 1, Burst: 1 << 62,
+		},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing": {
+			Rate: 1, Burst: -1,
+		},
+		"throttle.Config.Burst is 2: must be 0 where there is no Rate": {
+			Burst: 2, Quotas: []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Day}}},
+		},
 	} {
 		if want == "" {
 			require.NoError(t, cfg.Validate())
@@ -456,15 +471,18 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 
 func TestEveryErrorIsARefusal(t *testing.T) {
 	for _, e := range []*throttle.LimitedError{
-		{Reason: throttle.OverLimit}, {Reason: throttle.ContextEnded, Err: context.Canceled}, {Reason: throttle.TooCostly, Cost: 5},
+		{Reason: throttle.OverLimit}, {Reason: throttle.ContextEnded,
+			Err: context.Canceled}, {Reason: throttle.TooCostly, Cost: 5},
 	} {
 		require.True(t, e.Refused())
 		require.ErrorIs(t, e, throttle.ErrLimited)
 		require.Equal(t, e.Reason != throttle.TooCostly, e.Retryable())
 	}
-	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3, Quota: throttle.Quota{N: 3, Window: throttle.Window{Per: throttle.Day}}},
+	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3,
+		Quota: throttle.Quota{N: 3, Window: throttle.Window{Per: throttle.Day}}},
 		"throttle: a[b]: limited (too_costly): 5 tokens are more than the quota of 3 per day can give")
-	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled}, "throttle: limited (context_ended): context canceled")
+	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled},
+		"throttle: limited (context_ended): context canceled")
 }
 
 // TestPoliciesDescribeThemselves compares a description with the methods that its user calls.

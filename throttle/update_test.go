@@ -13,8 +13,10 @@ import (
 )
 
 func TestConfigHasDefaults(t *testing.T) {
-	c := throttle.New(throttle.Config{Rate: 2.5, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month}}}}).Config()
-	require.Equal(t, throttle.Config{Rate: 2.5, Burst: 3, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month, In: time.UTC, From: 1}}}}, c)
+	c := throttle.New(throttle.Config{Rate: 2.5,
+		Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month}}}}).Config()
+	require.Equal(t, throttle.Config{Rate: 2.5, Burst: 3,
+		Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month, In: time.UTC, From: 1}}}}, c)
 	require.NoError(t, c.Validate())
 }
 
@@ -157,7 +159,8 @@ func TestUpdateKeepsWaitingCalls(t *testing.T) {
 				synctest.Wait()
 			}
 			time.Sleep(2 * time.Second)
-			require.NoError(t, c.update(func(c *throttle.Config) { c.Rate, c.Burst, c.MaxWait = 2, 2, 0 }), name) // 2 tokens are missing
+			// 2 tokens are missing
+			require.NoError(t, c.update(func(c *throttle.Config) { c.Rate, c.Burst, c.MaxWait = 2, 2, 0 }), name)
 			require.Equal(t, throttle.TooCostly, reason(c.wait(of(4))), name)
 			calls.Wait()
 			// The others take more than the burst: each waits until that is full, and for the time of two more.

@@ -35,7 +35,8 @@ func requireBound(t *testing.T, all []admission, rate float64, burst int) {
 			sum += a.tokens
 			most := float64(burst) + rate*(a.to-first.from+1).Seconds() + 1e-6
 			if float64(sum) > most {
-				require.FailNow(t, "over the limit", "%d tokens in %v, from %v on: at most %v", sum, a.to-first.from, first.from, most)
+				require.FailNow(t, "over the limit", "%d tokens in %v, from %v on: at most %v", sum, a.to-first.from,
+					first.from, most)
 			}
 		}
 	}
@@ -228,7 +229,8 @@ func TestDebtMakesAWaitTooLong(t *testing.T) {
 				require.Equal(t, throttle.WaitTooLong, reason(err))
 				limited, _ := errors.AsType[*throttle.LimitedError](err)
 				require.Equal(t, 3*time.Second, limited.Waited)
-				require.Contains(t, []time.Duration{2 * time.Second, 3 * time.Second}, limited.RetryAfter(), "alone, or behind the other")
+				require.Contains(t, []time.Duration{2 * time.Second, 3 * time.Second}, limited.RetryAfter(),
+					"alone, or behind the other")
 				require.Equal(t, 3*time.Second, time.Since(start))
 			})
 		}
@@ -289,7 +291,8 @@ func TestTokenAtTheEndOfTheContext(t *testing.T) {
 	refused := 0
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
-			l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Every: time.Hour}}}})
+			l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1,
+				Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Every: time.Hour}}}})
 			require.True(t, l.Allow())
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(time.Second, cancel)

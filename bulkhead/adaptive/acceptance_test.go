@@ -150,7 +150,8 @@ func fewCallsOfTwoKinds(row string, short float64, shortTime, longTime time.Dura
 		s := simulate(seed, adaptive.Config{}, 8, 32, bimodal(short, shortTime, longTime))
 		s.run(10 * time.Second)
 		s.run(5 * time.Minute)
-		return []figure{atLeast("8 workers, 32 calls a second, "+row, "goodput", float64(s.within(3*longTime))/float64(s.arrived), 0.97)}
+		return []figure{atLeast("8 workers, 32 calls a second, "+row, "goodput",
+			float64(s.within(3*longTime))/float64(s.arrived), 0.97)}
 	}
 }
 
@@ -380,7 +381,8 @@ func TestAdaptiveOfAServerWithOneWorker(t *testing.T) {
 					s.run(2 * time.Minute)
 					s.run(20 * time.Minute)
 					busy := float64(len(s.latencies)) * mean.Seconds() / (20 * 60)
-					t.Logf("busy %.3f, refused %.3f, limits %d, %d, %d", busy, s.refusedShare(), s.limitAt(0.05), s.medianLimit(), s.limitAt(0.95))
+					t.Logf("busy %.3f, refused %.3f, limits %d, %d, %d", busy, s.refusedShare(), s.limitAt(0.05),
+						s.medianLimit(), s.limitAt(0.95))
 					if load < 1 {
 						require.Less(t, s.refusedShare(), 0.03)
 						return

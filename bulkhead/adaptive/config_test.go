@@ -19,7 +19,8 @@ func TestValidateNamesInvalidFields(t *testing.T) {
 		cfg  adaptive.Config
 		want string
 	}{
-		"huge Min":            {adaptive.Config{Min: 1 << 30}, "adaptive.Config.Min is 1073741824: must be 0 (for 1) to 1073741823"},
+		"huge Min": {adaptive.Config{Min: 1 << 30},
+			"adaptive.Config.Min is 1073741824: must be 0 (for 1) to 1073741823"},
 		"huge Max":            {adaptive.Config{Max: 1 << 30}, "Max is 1073741824"},
 		"negative Min":        {adaptive.Config{Min: -1}, "Min is -1"},
 		"negative Max":        {adaptive.Config{Max: -1}, "Max is -1"},
@@ -153,7 +154,8 @@ func TestEndedContextIsCheckedFirst(t *testing.T) {
 
 // A Priority that panics keeps nothing.
 func TestPanicInPriorityKeepsNothing(t *testing.T) {
-	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Levels: 2, Priority: func(context.Context) int { panic("boom") }}})
+	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Levels: 2,
+		Priority: func(context.Context) int { panic("boom") }}})
 	require.Panics(t, func() { _ = b.Do(t.Context(), nothing) })
 	require.Panics(t, func() { _, _ = b.Begin(t.Context()) })
 	requireIdle(t, b)
@@ -203,7 +205,8 @@ func TestFailedWorkHoldsNoSlot(t *testing.T) {
 	taken, reading, _ := adaptive.Slots(b)
 	require.Equal(t, []int{1, 1}, []int{taken, reading})
 	require.Equal(t, 1, b.Stats().InFlight)
-	require.Error(t, adaptive.New(adaptive.Config{Initial: 1, Max: 1}).Do(t.Context(), func(context.Context) error { return broken }))
+	require.Error(t, adaptive.New(adaptive.Config{Initial: 1, Max: 1}).Do(t.Context(),
+		func(context.Context) error { return broken }))
 	work.End(nil)
 	requireIdle(t, b)
 	for _, fn := range []func(*linger.Work) error{

@@ -73,7 +73,8 @@ func (c *Controller) Told(now time.Duration) (string, bool) {
 	for _, is := range []struct {
 		so   bool
 		word string
-	}{{c.probing, "probing"}, {c.probing && c.common, "as all"}, {c.doubt, "in doubt"}, {c.reached, "reached"}, {c.peak.limit > 0, "from a peak"}} {
+	}{{c.probing, "probing"}, {c.probing && c.common, "as all"}, {c.doubt, "in doubt"}, {c.reached, "reached"},
+		{c.peak.limit > 0, "from a peak"}} {
 		if is.so {
 			line += ", " + is.word
 		}

@@ -50,7 +50,8 @@ func simulateFleetOf(w *sim.World) {
 		load(of)
 		s.run(d)
 		for i, c := range clients {
-			w.Note("%v of load %v: client %d: arrived %d, refused %d, ended %d", s.now, of, i, c.arrived, c.refused, len(c.latencies))
+			w.Note("%v of load %v: client %d: arrived %d, refused %d, ended %d", s.now, of, i, c.arrived, c.refused,
+				len(c.latencies))
 			if c.limit == nil {
 				continue
 			}
@@ -74,7 +75,8 @@ func simulateFleetOf(w *sim.World) {
 	phase(0.3, 10*time.Second)
 	for i, c := range clients {
 		if c.arrived > 20 && c.refused > c.arrived/2 {
-			w.Fail("liveness", "client %d: %d of %d calls are refused at a third of the load: %s", i, c.refused, c.arrived, fmt.Sprint(c.limit.Limit()))
+			w.Fail("liveness", "client %d: %d of %d calls are refused at a third of the load: %s", i, c.refused, c.arrived,
+				fmt.Sprint(c.limit.Limit()))
 		}
 	}
 }

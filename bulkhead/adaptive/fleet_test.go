@@ -145,7 +145,8 @@ func TestAdaptiveFleetsShareAServer(t *testing.T) {
 			v := f.simulate(seed)
 			worst = verdict{min(worst.goodput, v.goodput), max(worst.shares, v.shares), max(worst.after, v.after)}
 		}
-		table += fmt.Sprintf("\n| %d | %v%s | %.3f | %.1f | %d |", f.clients, f.load, f.how, worst.goodput, worst.shares, worst.after)
+		table += fmt.Sprintf("\n| %d | %v%s | %.3f | %.1f | %d |", f.clients, f.load, f.how, worst.goodput,
+			worst.shares, worst.after)
 		if f.holds() && (worst.goodput < 0.95 || worst.after > 2*fleetWorkers) {
 			t.Errorf("%d clients, load %v%s: %+v", f.clients, f.load, f.how, worst)
 		}

@@ -77,8 +77,10 @@ func TestStoriesOfTheController(t *testing.T) {
 		until   time.Duration
 	}{
 		{name: "a server with room for all", part: 1, server: alike(10 * ms), until: 12 * time.Second},
-		{name: "little use", cfg: adaptive.Config{Initial: 50, Min: 5}, part: 0.2, server: alike(20 * ms), until: 11 * time.Second},
-		{name: "hardly any use of a limit that has grown", cfg: adaptive.Config{Initial: 10}, part: 1, server: alike(10 * ms), until: 14 * time.Second,
+		{name: "little use", cfg: adaptive.Config{Initial: 50, Min: 5}, part: 0.2, server: alike(20 * ms),
+			until: 11 * time.Second},
+		{name: "hardly any use of a limit that has grown", cfg: adaptive.Config{Initial: 10}, part: 1,
+			server: alike(10 * ms), until: 14 * time.Second,
 			between: func(d *driver, round int) {
 				if d.now > 12*time.Second {
 					d.round(3, 10*ms, nil)
@@ -97,13 +99,20 @@ func TestStoriesOfTheController(t *testing.T) {
 		{name: "work that takes all alike, and longer", part: 1, until: 35 * time.Second,
 			server: from(15*time.Second, crew(20, 0, mixed...), alike(60*ms))},
 		{name: "a wait that is added to all work", part: 1, until: 45 * time.Second,
-			server: from(15*time.Second, crew(1000, 0, mixed...), from(35*time.Second, crew(1000, 40*ms, mixed...), crew(1000, 0, mixed...)))},
-		{name: "fewer workers", part: 1, until: 20 * time.Second, server: from(15*time.Second, crew(60, 0, 10*ms), crew(12, 0, 10*ms))},
-		{name: "half used, and slower", part: 0.5, until: 18 * time.Second, server: from(12*time.Second, alike(20*ms), alike(60*ms))},
-		{name: "half used, and a little slower", part: 0.5, until: 13 * time.Second, server: from(12*time.Second, alike(20*ms), alike(21*ms))},
-		{name: "most of it used, and slower", part: 0.8, until: 14 * time.Second, server: from(12*time.Second, alike(20*ms), alike(60*ms))},
-		{name: "half used, and faster", part: 0.5, until: 25 * time.Second, server: from(12*time.Second, alike(20*ms), alike(5*ms))},
-		{name: "calls that take no time", part: 1, until: 9200 * ms, server: alike(0), between: func(d *driver, round int) { d.now += ms }},
+			server: from(15*time.Second, crew(1000, 0, mixed...),
+				from(35*time.Second, crew(1000, 40*ms, mixed...), crew(1000, 0, mixed...)))},
+		{name: "fewer workers", part: 1, until: 20 * time.Second,
+			server: from(15*time.Second, crew(60, 0, 10*ms), crew(12, 0, 10*ms))},
+		{name: "half used, and slower", part: 0.5, until: 18 * time.Second,
+			server: from(12*time.Second, alike(20*ms), alike(60*ms))},
+		{name: "half used, and a little slower", part: 0.5, until: 13 * time.Second,
+			server: from(12*time.Second, alike(20*ms), alike(21*ms))},
+		{name: "most of it used, and slower", part: 0.8, until: 14 * time.Second,
+			server: from(12*time.Second, alike(20*ms), alike(60*ms))},
+		{name: "half used, and faster", part: 0.5, until: 25 * time.Second,
+			server: from(12*time.Second, alike(20*ms), alike(5*ms))},
+		{name: "calls that take no time", part: 1, until: 9200 * ms, server: alike(0),
+			between: func(d *driver, round int) { d.now += ms }},
 		{name: "one in three runs out of time", part: 1, server: alike(10 * ms), until: 14 * time.Second,
 			err: func(i int) error {
 				return map[bool]error{true: context.DeadlineExceeded}[i%3 == 0]
@@ -112,8 +121,10 @@ func TestStoriesOfTheController(t *testing.T) {
 			err: func(i int) error { return context.DeadlineExceeded }},
 		{name: "errors that say nothing", part: 1, server: alike(10 * ms), until: 12 * time.Second,
 			err: func(i int) error { return map[bool]error{true: broken}[i%2 == 0] }},
-		{name: "slow calls", cfg: adaptive.Config{Tolerance: 1}, part: 1, server: crew(30, 0, 900*ms, 1100*ms), until: 300 * time.Second},
-		{name: "calls that hang", cfg: adaptive.Config{Initial: 60, Max: 60}, part: 1, server: alike(10 * ms), until: 16 * time.Second,
+		{name: "slow calls", cfg: adaptive.Config{Tolerance: 1}, part: 1, server: crew(30, 0, 900*ms, 1100*ms),
+			until: 300 * time.Second},
+		{name: "calls that hang", cfg: adaptive.Config{Initial: 60, Max: 60}, part: 1, server: alike(10 * ms),
+			until: 16 * time.Second,
 			between: func(d *driver, round int) {
 				if d.now > 13*time.Second {
 					d.begin(20)

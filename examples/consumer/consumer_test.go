@@ -160,7 +160,8 @@ func TestConsumerSurvivesOutageOfBank(t *testing.T) {
 		s := start(t, b, name)
 		s.away.Store(true)
 		work(t, b, name, s, b.open(name), func() {
-			require.Eventually(t, func() bool { return s.asked.Load() >= 20 && s.circuit.Stats().Refused >= 1 }, time.Minute, pace)
+			require.Eventually(t, func() bool { return s.asked.Load() >= 20 && s.circuit.Stats().Refused >= 1 },
+				time.Minute, pace)
 			s.away.Store(false)
 		})
 	})

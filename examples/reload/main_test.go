@@ -52,7 +52,8 @@ func TestReloadFromRedis(t *testing.T) {
 	defer func() { *addr = "" }()
 	db := redis.NewClient(&redis.Options{Addr: *addr})
 	defer func() { _ = db.Close() }()
-	if err := db.Set(t.Context(), "resilience:settings", `{"retry/users": {"Attempts": 7}}`, time.Minute).Err(); err != nil {
+	if err := db.Set(t.Context(), "resilience:settings", `{"retry/users": {"Attempts": 7}}`,
+		time.Minute).Err(); err != nil {
 		if os.Getenv("REQUIRE_SERVICES") == "1" {
 			t.Fatal(err)
 		}

@@ -99,25 +99,31 @@ func TestRead(t *testing.T) {
 			refused{of(ans), true},
 			behavior.End{Kind: behavior.Refused, Retryable: true},
 		},
-		"the outermost word stands: not refused":        {refused{of(ref), false}, failed},
-		"the outermost word stands: not answered":       {answered{of(ans), false}, failed},
-		"the outermost word stands: retryable":          {retryable{of(final), true}, failed},
-		"the outermost word stands: no time":            {after{of(after{of(nil), 3}), 0}, failed},
-		"not refused leaves an answer an answer":        {refused{of(ans), false}, behavior.End{Kind: behavior.Answered}},
-		"not answered leaves a refusal a refusal":       {answered{of(ref), false}, behavior.End{Kind: behavior.Refused, Retryable: true}},
-		"joined: no part":                               {&several{}, failed},
-		"joined: only nil":                              {&several{[]error{nil}}, failed},
-		"joined: refused, refused":                      {errors.Join(ref, ref), behavior.End{Kind: behavior.Refused, Retryable: true}},
-		"joined: refused, nil":                          {&several{[]error{ref, nil}}, behavior.End{Kind: behavior.Refused, Retryable: true}},
+		"the outermost word stands: not refused":  {refused{of(ref), false}, failed},
+		"the outermost word stands: not answered": {answered{of(ans), false}, failed},
+		"the outermost word stands: retryable":    {retryable{of(final), true}, failed},
+		"the outermost word stands: no time":      {after{of(after{of(nil), 3}), 0}, failed},
+		"not refused leaves an answer an answer":  {refused{of(ans), false}, behavior.End{Kind: behavior.Answered}},
+		"not answered leaves a refusal a refusal": {answered{of(ref), false},
+			behavior.End{Kind: behavior.Refused, Retryable: true}},
+		"joined: no part":  {&several{}, failed},
+		"joined: only nil": {&several{[]error{nil}}, failed},
+		"joined: refused, refused": {errors.Join(ref, ref),
+			behavior.End{Kind: behavior.Refused, Retryable: true}},
+		"joined: refused, nil": {&several{[]error{ref, nil}},
+			behavior.End{Kind: behavior.Refused, Retryable: true}},
 		"joined: refused, failed":                       {errors.Join(ref, errPlain), failed},
 		"joined: answered, refused":                     {errors.Join(ans, ref), behavior.End{Kind: behavior.Answered}},
 		"joined: answered, a failure that says nothing": {errors.Join(ans, errPlain), behavior.End{Kind: behavior.Answered}},
 		"joined: a failure that says so, answered":      {errors.Join(retryable{of(nil), true}, ans), failed},
 		"joined: failed, final":                         {errors.Join(errPlain, final), behavior.End{Kind: behavior.Failed}},
 		"joined: failed, refused and final":             {errors.Join(errPlain, retryable{of(ref), false}), failed},
-		"joined: refused and final, twice":              {errors.Join(retryable{of(ref), false}, retryable{of(ref), false}), behavior.End{Kind: behavior.Refused}},
-		"joined: refused and final, refused":            {errors.Join(retryable{of(ref), false}, ref), behavior.End{Kind: behavior.Refused}},
-		"joined: an answer to be retried, refused":      {errors.Join(retryable{of(ans), true}, ref), behavior.End{Kind: behavior.Answered, Retryable: true}},
+		"joined: refused and final, twice": {errors.Join(retryable{of(ref), false},
+			retryable{of(ref), false}), behavior.End{Kind: behavior.Refused}},
+		"joined: refused and final, refused": {errors.Join(retryable{of(ref), false}, ref),
+			behavior.End{Kind: behavior.Refused}},
+		"joined: an answer to be retried, refused": {errors.Join(retryable{of(ans), true}, ref),
+			behavior.End{Kind: behavior.Answered, Retryable: true}},
 		"joined: the longest RetryAfter counts": {
 			errors.Join(errPlain, after{of(nil), 3}, after{of(nil), 5}, after{of(nil), 4}, throttled{of(nil)}),
 			behavior.End{Kind: behavior.Failed, Retryable: true, RetryAfter: 5},
@@ -216,7 +222,8 @@ func (c unnoticed) Deadline() (time.Time, bool) { return c.deadline, true }
 func TestIsTimeout(t *testing.T) {
 	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", context.DeadlineExceeded)))
 	require.True(t, behavior.IsTimeout(errors.Join(errPlain, timeout{true})))
-	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", errors.Join(nil, timeout{false}, timeout{true}))), "one is enough")
+	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", errors.Join(nil, timeout{false}, timeout{true}))),
+		"one is enough")
 	require.False(t, behavior.IsTimeout(errors.Join(errPlain, timeout{false})))
 	require.False(t, behavior.IsTimeout(errPlain))
 	require.False(t, behavior.IsTimeout(nil))

@@ -22,7 +22,8 @@ import (
 var dataCases = []comparison{
 	{"select-1", []impl{{"resilience", guardedSelect}, {"plain", plainSelect}}},
 	{"select-1-in-tx", []impl{{"resilience", guardedTx}, {"plain", plainTx}}},
-	{"redis-get", []impl{{"resilience", func(b *testing.B) { redisGet(b, true) }}, {"plain", func(b *testing.B) { redisGet(b, false) }}}},
+	{"redis-get", []impl{{"resilience", func(b *testing.B) { redisGet(b, true) }},
+		{"plain", func(b *testing.B) { redisGet(b, false) }}}},
 }
 
 func BenchmarkData(b *testing.B) { benchmark(b, dataCases) }
@@ -62,12 +63,14 @@ func selectOne(ctx context.Context, q interface {
 }
 
 func recommended() resilience.Middleware {
-	return resilience.Chain(retry.New(retry.Config{}).Wrap, breaker.New(breaker.Config{}).Wrap, bulkhead.New(bulkhead.Config{Limit: 16}).Wrap)
+	return resilience.Chain(retry.New(retry.Config{}).Wrap, breaker.New(breaker.Config{}).Wrap,
+		bulkhead.New(bulkhead.Config{Limit: 16}).Wrap)
 }
 
 func guardedSelect(b *testing.B) {
 	db := dataDB(b)
-	guarded := resilience.Chain(recommended(), resiliencesql.Middleware(resiliencesql.Config{}))(func(ctx context.Context) error { return selectOne(ctx, db) })
+	guarded := resilience.Chain(recommended(),
+		resiliencesql.Middleware(resiliencesql.Config{}))(func(ctx context.Context) error { return selectOne(ctx, db) })
 	timed(b, func() error { return guarded(context.Background()) })
 }
 
@@ -79,7 +82,8 @@ func plainSelect(b *testing.B) {
 func guardedTx(b *testing.B) {
 	db, cfg := dataDB(b), resiliencesql.Config{Retry: recommended()}
 	timed(b, func() error {
-		return resiliencesql.InTx(context.Background(), db, cfg, func(ctx context.Context, tx *sql.Tx) error { return selectOne(ctx, tx) })
+		return resiliencesql.InTx(context.Background(), db, cfg,
+			func(ctx context.Context, tx *sql.Tx) error { return selectOne(ctx, tx) })
 	})
 }
 

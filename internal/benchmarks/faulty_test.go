@@ -49,7 +49,8 @@ func (s *script) Read(p []byte) (int, error) {
 func (s *script) Close() error { return nil }
 
 func reply(r *http.Request, status int, body io.ReadCloser) *http.Response {
-	return &http.Response{StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Body: body, ContentLength: -1, Request: r}
+	return &http.Response{StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Body: body,
+		ContentLength: -1, Request: r}
 }
 
 func silentAfter(events int) faulty {
@@ -146,7 +147,8 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 	}
 	text := strings.Builder{}
 	defer func() { t.Log(text.String()) }()
-	fmt.Fprintf(&text, "\n%-34s %-10s %6s %9s %8s %7s  %s\n", "server", "client", "sent", "answered", "refused", "failed", "longest")
+	fmt.Fprintf(&text, "\n%-34s %-10s %6s %9s %8s %7s  %s\n", "server", "client", "sent", "answered", "refused",
+		"failed", "longest")
 	for _, c := range []struct {
 		name   string
 		calls  int
@@ -154,19 +156,21 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 		server faulty
 		want   func(t *testing.T, ours, plain, failsafe account)
 	}{
-		{"breaks off 950 of 1000 streams", 1000, 10 * time.Millisecond, breaks, func(t *testing.T, ours, plain, failsafe account) {
-			require.Equal(t, 10, ours.sent, "no more than fail in a row")
-			require.Equal(t, 990, ours.refused)
-			require.Equal(t, 950, plain.failed)
-			require.Zero(t, failsafe.refused, "it judges a response by its headers")
-		}},
-		{"1 % are 503 with Retry-After: 5", 1200, 10 * time.Millisecond, fewUnavailable, func(t *testing.T, ours, plain, failsafe account) {
-			require.GreaterOrEqual(t, ours.answered, plain.answered, "one bad instance does not take the host away")
-			require.Equal(t, 1200, ours.answered)
-			require.Equal(t, 1212, ours.sent)
-			require.Equal(t, 1188, plain.answered)
-			require.LessOrEqual(t, ours.longest, 11*time.Second, "one or two waits of 5 s and a tenth")
-		}},
+		{"breaks off 950 of 1000 streams", 1000, 10 * time.Millisecond, breaks,
+			func(t *testing.T, ours, plain, failsafe account) {
+				require.Equal(t, 10, ours.sent, "no more than fail in a row")
+				require.Equal(t, 990, ours.refused)
+				require.Equal(t, 950, plain.failed)
+				require.Zero(t, failsafe.refused, "it judges a response by its headers")
+			}},
+		{"1 % are 503 with Retry-After: 5", 1200, 10 * time.Millisecond, fewUnavailable,
+			func(t *testing.T, ours, plain, failsafe account) {
+				require.GreaterOrEqual(t, ours.answered, plain.answered, "one bad instance does not take the host away")
+				require.Equal(t, 1200, ours.answered)
+				require.Equal(t, 1212, ours.sent)
+				require.Equal(t, 1188, plain.answered)
+				require.LessOrEqual(t, ours.longest, 11*time.Second, "one or two waits of 5 s and a tenth")
+			}},
 		{"silent after its headers", 5, 2 * time.Minute, silentAfter(0), func(t *testing.T, ours, plain, failsafe account) {
 			require.Equal(t, time.Minute, plain.longest)
 			require.Equal(t, time.Minute, failsafe.longest, "its timeout ends with the headers")
@@ -174,11 +178,12 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 			require.Greater(t, ours.sent, 9)
 			require.LessOrEqual(t, ours.longest, 30*time.Second)
 		}},
-		{"silent after the first event", 5, 2 * time.Minute, silentAfter(1), func(t *testing.T, ours, plain, failsafe account) {
-			require.Equal(t, 5, ours.sent, "the caller has had a part")
-			require.Equal(t, time.Minute, min(plain.longest, failsafe.longest))
-			require.Equal(t, 10*time.Second, ours.longest)
-		}},
+		{"silent after the first event", 5, 2 * time.Minute, silentAfter(1),
+			func(t *testing.T, ours, plain, failsafe account) {
+				require.Equal(t, 5, ours.sent, "the caller has had a part")
+				require.Equal(t, time.Minute, min(plain.longest, failsafe.longest))
+				require.Equal(t, 10*time.Second, ours.longest)
+			}},
 		{"silent in the middle", 5, 2 * time.Minute, silentAfter(100), func(t *testing.T, ours, plain, failsafe account) {
 			require.Equal(t, 5, ours.sent)
 			require.Equal(t, time.Minute, min(plain.longest, failsafe.longest))
@@ -196,7 +201,8 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 		for _, client := range clients {
 			synctest.Test(t, func(t *testing.T) {
 				a := run(c.calls, c.pause, c.server, client.new)
-				fmt.Fprintf(&text, "%-34s %-10s %6d %9d %8d %7d  %v\n", c.name, client.name, a.sent, a.answered, a.refused, a.failed, a.longest.Round(10*time.Millisecond))
+				fmt.Fprintf(&text, "%-34s %-10s %6d %9d %8d %7d  %v\n", c.name, client.name, a.sent, a.answered, a.refused,
+					a.failed, a.longest.Round(10*time.Millisecond))
 				accounts[client.name] = a
 			})
 		}

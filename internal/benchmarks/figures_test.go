@@ -70,7 +70,8 @@ func columnsOf(p pattern) []string {
 
 func headOf(p pattern) string {
 	names := columnsOf(p)
-	return fmt.Sprintf("\n### %s\n\n| case | %s |\n|---|%s\n", p.name, strings.Join(names, " | "), strings.Repeat("---|", len(names)))
+	return fmt.Sprintf("\n### %s\n\n| case | %s |\n|---|%s\n", p.name, strings.Join(names, " | "),
+		strings.Repeat("---|", len(names)))
 }
 
 // measure returns the results of each implementation, by its name.

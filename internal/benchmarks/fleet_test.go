@@ -41,7 +41,8 @@ var adaptiveLimits = []struct {
 	}},
 }
 
-// TestFleets prints a table of docs/decisions/adaptive-limit.md: goodput of clients of one server of 40 workers (20 ms, log-normal), in virtual time.
+// TestFleets prints a table of docs/decisions/adaptive-limit.md: goodput of clients of one server
+// of 40 workers (20 ms, log-normal), in virtual time.
 func TestFleets(t *testing.T) {
 	if !*fleets {
 		t.Skip("a table, with -fleets")

@@ -55,7 +55,8 @@ func checkHealth(b *testing.B, opts []grpc.DialOption) {
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
-	conn, err := grpc.NewClient(lis.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := grpc.NewClient(lis.Addr().String(),
+		append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		b.Fatal(err)
 	}

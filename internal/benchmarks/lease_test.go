@@ -22,8 +22,10 @@ import (
 // leaseCases are how long nobody leads after a leader has died, and what it costs to keep a
 // hundred leases for a second: both renew each third of the TTL.
 var leaseCases = []comparison{
-	{"takeover-redis", []impl{{"resilience", func(b *testing.B) { takeover(b, redisLeases(b)) }}, {"redsync", takeoverRedsync}}},
-	{"takeover-postgres", []impl{{"resilience", func(b *testing.B) { takeover(b, sqlLeases(b)) }}, {"advisory lock", takeoverAdvisory}}},
+	{"takeover-redis", []impl{{"resilience", func(b *testing.B) { takeover(b, redisLeases(b)) }},
+		{"redsync", takeoverRedsync}}},
+	{"takeover-postgres", []impl{{"resilience", func(b *testing.B) { takeover(b, sqlLeases(b)) }},
+		{"advisory lock", takeoverAdvisory}}},
 	{"held-redis-100", []impl{{"resilience", heldLeases}, {"redsync", heldRedsync}}},
 }
 

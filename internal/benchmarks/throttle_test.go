@@ -252,7 +252,8 @@ func throttleRedis(b *testing.B) *redis.Client {
 func sharedResilience(b *testing.B) { benchFleet(b, fleet.Rate("a/calls", 1e6, 1)) }
 
 func fleetOfFour(b *testing.B) {
-	benchFleet(b, fleet.Rate("a/calls", 1e6, 1), fleet.Rate("a/tokens", 1e6, 1), fleet.Quota("a/day", 1e15, throttle.Window{Per: throttle.Day}, 1),
+	benchFleet(b, fleet.Rate("a/calls", 1e6, 1), fleet.Rate("a/tokens", 1e6, 1),
+		fleet.Quota("a/day", 1e15, throttle.Window{Per: throttle.Day}, 1),
 		fleet.Quota("a/month", 1e15, throttle.Window{Per: throttle.Month}, 1))
 }
 

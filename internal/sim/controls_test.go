@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var withMutants = flag.Bool("sim.mutants", false, "build the mutants of the library and find them, a minute each at most")
+var withMutants = flag.Bool("sim.mutants", false,
+	"build the mutants of the library and find them, a minute each at most")
 
 // A mutant is a mistake in the library that a simulation must find.
 type mutant struct {
@@ -26,7 +27,8 @@ type mutant struct {
 
 var mutants = []mutant{
 	// One that was in the library, and the promise that came instead of another.
-	{"a saga with children beside a longer wait is claimed and written back without end", "saga", "TestSagaSimulation", "machine.go",
+	{"a saga with children beside a longer wait is claimed and written back without end", "saga",
+		"TestSagaSimulation", "machine.go",
 		`	case m.next(0, now) >= 0: // even if the attempt only reads children
 		return released, 0, stops
 	}
@@ -98,7 +100,8 @@ func build(t *testing.T, m mutant) string {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
 	bin := filepath.Join(dir, "mutant.test")
-	cmd := exec.Command("go", "test", "-vet=off", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", bin, "./"+m.pkg)
+	cmd := exec.Command("go", "test", "-vet=off", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", bin,
+		"./"+m.pkg)
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))

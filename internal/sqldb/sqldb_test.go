@@ -24,7 +24,8 @@ func TestPrefixesOfTables(t *testing.T) {
 func TestTextsReplaceWords(t *testing.T) {
 	texts := sqldb.NewTexts("a_", true, "{now}", "now()", "{twice}", "{now}, {now}")
 	for range 2 {
-		require.Equal(t, "SELECT now(), now() FROM a_lease WHERE a = $1 AND b = $2", texts.Of("SELECT {twice} FROM {p}lease WHERE a = ? AND b = ?"))
+		require.Equal(t, "SELECT now(), now() FROM a_lease WHERE a = $1 AND b = $2",
+			texts.Of("SELECT {twice} FROM {p}lease WHERE a = ? AND b = ?"))
 	}
 	require.Equal(t, "a = ? {none}", sqldb.NewTexts("", false).Of("a = ? {none}"))
 }

@@ -28,7 +28,8 @@ func TestBeginAnewFindsThePrimary(t *testing.T) {
 		_, err = tx.Exec("UPDATE 2")
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit())
-		require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond, "the connection is kept")
+		require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond,
+			"the connection is kept")
 		require.Equal(t, []string{"UPDATE 2"}, servers.Writes())
 
 		servers.Demote()

@@ -198,7 +198,8 @@ func TestRetryStopsAtAnOpenBreakerAndKeepsTheError(t *testing.T) {
 	calls := 0
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	retries := retry.New(retry.Config{Attempts: 10, Backoff: retry.Constant(0)})
-	err := resilience.Chain(retries.Wrap, circuit.Wrap)(func(context.Context) error { calls++; return errDown })(t.Context())
+	err := resilience.Chain(retries.Wrap,
+		circuit.Wrap)(func(context.Context) error { calls++; return errDown })(t.Context())
 	require.Equal(t, 2, calls)
 	require.ErrorIs(t, err, errDown)
 	require.ErrorIs(t, err, breaker.ErrOpen)

@@ -76,7 +76,8 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
 		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "saga/sagahttp"
 	case isOurs:
-		return own == pkg || own == "policy" || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
+		return own == pkg || own == "policy" || pkg == "saga/sagahttp" && own == "resiliencehttp" ||
+			strings.HasPrefix(own, "internal/") ||
 			pkg == "saga/sqlstore" && own == "resiliencesql"
 	case dep == "net/http":
 		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "saga/sagahttp"

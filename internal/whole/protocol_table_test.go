@@ -93,9 +93,10 @@ var (
 var ends = []end{
 	{name: "nil", says: says{kind: done}, err: func(*testing.T) error { return nil }},
 	{name: "an error", says: says{kind: failed}, err: func(*testing.T) error { return errors.New("connection reset") }},
-	{name: "resilience.Timeout passed", says: says{kind: failed, shed: true, timeout: true}, err: func(t *testing.T) error {
-		return resilience.Timeout(time.Millisecond)(hang)(t.Context())
-	}},
+	{name: "resilience.Timeout passed", says: says{kind: failed, shed: true, timeout: true},
+		err: func(t *testing.T) error {
+			return resilience.Timeout(time.Millisecond)(hang)(t.Context())
+		}},
 	{name: "retry.Permanent", says: says{kind: failed, retry: no}, err: func(*testing.T) error {
 		return retry.Permanent(errors.New("malformed"))
 	}},
@@ -104,8 +105,10 @@ var ends = []end{
 		return resilience.Answer(errDeclined)
 	}},
 	{name: "cacheaside.ErrNotFound from a Get", says: says{kind: answered, cache: "not found"}, err: notFound},
-	{name: "saga.Declined", says: says{kind: answered, retry: no, final: true, clean: true}, err: func(*testing.T) error { return saga.Declined(errDeclined) }},
-	{name: "saga.Permanent", says: says{kind: answered, retry: no, final: true}, err: func(*testing.T) error { return saga.Permanent(errDeclined) }},
+	{name: "saga.Declined", says: says{kind: answered, retry: no, final: true, clean: true},
+		err: func(*testing.T) error { return saga.Declined(errDeclined) }},
+	{name: "saga.Permanent", says: says{kind: answered, retry: no, final: true},
+		err: func(*testing.T) error { return saga.Permanent(errDeclined) }},
 	{name: "a compensated saga", says: says{kind: answered, retry: no, final: true}, err: compensated},
 
 	{name: "breaker open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: openBreaker},
@@ -113,7 +116,8 @@ var ends = []end{
 	{name: "breaker forced open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: forcedOpenBreaker},
 	{name: "bulkhead full", says: says{kind: refused, retry: yes}, err: fullBulkhead},
 	{name: "limiter empty", says: says{kind: refused, retry: yes, after: time.Second}, err: emptyLimiter},
-	{name: "a fleet in an outage", says: says{kind: refused, retry: yes, after: 100 * time.Millisecond}, err: sharedInOutage},
+	{name: "a fleet in an outage", says: says{kind: refused, retry: yes, after: 100 * time.Millisecond},
+		err: sharedInOutage},
 	{name: "Adaptive sheds", says: says{kind: refused, retry: yes}, err: adaptiveSheds},
 
 	{name: "SQL, a duplicate key", says: says{kind: answered, retry: no}, err: sqlState("23505")},
@@ -125,15 +129,22 @@ var ends = []end{
 	{name: "HTTP 408", says: says{kind: answered, retry: yes}, err: status(408, "")},
 	{name: "HTTP 425", says: says{kind: answered, retry: yes}, err: status(425, "")},
 	{name: "HTTP 429", says: says{kind: answered, retry: yes, shed: true}, err: status(429, "")},
-	{name: "HTTP 429, Retry-After: 2", says: says{kind: answered, retry: yes, after: 2 * time.Second, shed: true}, err: status(429, "2")},
+	{name: "HTTP 429, Retry-After: 2", says: says{kind: answered, retry: yes, after: 2 * time.Second, shed: true},
+		err: status(429, "2")},
 	{name: "HTTP 500", says: says{kind: failed, retry: yes}, err: status(500, "")},
 	{name: "HTTP 502", says: says{kind: failed, retry: yes}, err: status(502, "")},
 	{name: "HTTP 503", says: says{kind: failed, retry: yes, shed: true}, err: status(503, "")},
-	{name: "HTTP 503, Retry-After: 2", says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503, "2")},
-	{name: "HTTP 503, Retry-After: a date", says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503, "date")},
-	{name: "HTTP POST, 503, Retry-After: 2", says: says{kind: failed, retry: no, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: func(t *testing.T) error {
-		return exchange(t, http.MethodPost, 503, "2")
-	}},
+	{name: "HTTP 503, Retry-After: 2",
+		says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503,
+			"2")},
+	{name: "HTTP 503, Retry-After: a date",
+		says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503,
+			"date")},
+	{name: "HTTP POST, 503, Retry-After: 2",
+		says: says{kind: failed, retry: no, after: 2 * time.Second, own: 2 * time.Second,
+			shed: true}, err: func(t *testing.T) error {
+			return exchange(t, http.MethodPost, 503, "2")
+		}},
 
 	{name: "a hedge, refused and failed", says: says{kind: failed}, err: func(t *testing.T) error {
 		return hedged(t, fullBulkhead(t), errors.New("connection reset"))
@@ -142,17 +153,20 @@ var ends = []end{
 		return hedged(t, fullBulkhead(t), fullBulkhead(t))
 	}},
 
-	{name: "the caller canceled", says: says{kind: canceled}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancel(ctx)
-		time.AfterFunc(10*time.Millisecond, cancel)
-		return ctx, cancel
-	}},
-	{name: "the caller's deadline, after 10 ms", says: says{kind: overran, shed: true}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 10*time.Millisecond)
-	}},
-	{name: "the caller's deadline, after 2 s", says: says{kind: hung, shed: true}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 2*time.Second)
-	}},
+	{name: "the caller canceled", says: says{kind: canceled},
+		under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(10*time.Millisecond, cancel)
+			return ctx, cancel
+		}},
+	{name: "the caller's deadline, after 10 ms", says: says{kind: overran, shed: true},
+		under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 10*time.Millisecond)
+		}},
+	{name: "the caller's deadline, after 2 s", says: says{kind: hung, shed: true},
+		under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 2*time.Second)
+		}},
 }
 
 func hang(ctx context.Context) error {
@@ -283,10 +297,11 @@ func hedged(t *testing.T, errs ...error) error {
 	for _, err := range errs {
 		calls <- err
 	}
-	_, err := hedge.New[int](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}).Do(t.Context(), func(context.Context) (int, error) {
-		time.Sleep(5 * time.Millisecond)
-		return 0, <-calls
-	})
+	_, err := hedge.New[int](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}).Do(t.Context(),
+		func(context.Context) (int, error) {
+			time.Sleep(5 * time.Millisecond)
+			return 0, <-calls
+		})
 	return err
 }
 
@@ -383,7 +398,8 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 	}
 	waited := calls[1].Sub(calls[0])
 	for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 2 * time.Second, 30 * time.Second} {
-		if waited >= after-10*time.Millisecond && waited < after+after/5 { // a date has no more than seconds, and there is some jitter
+		// a date has no more than seconds, and there is some jitter
+		if waited >= after-10*time.Millisecond && waited < after+after/5 {
 			return "waits " + after.String() + charge
 		}
 	}
@@ -708,7 +724,8 @@ func TestPoliciesReadEveryEnd(t *testing.T) {
 		require.NoError(t, os.WriteFile(page, []byte(before+begin+table.String()+end+after), 0o666))
 		return
 	}
-	assert.Equal(t, table.String(), present, "go test -run TestPoliciesReadEveryEnd . -update writes the table into %s", page)
+	assert.Equal(t, table.String(), present,
+		"go test -run TestPoliciesReadEveryEnd . -update writes the table into %s", page)
 }
 
 // TestPoliciesReadEveryEndThroughWraps: what an error says survives every layer.
@@ -728,7 +745,8 @@ func TestPoliciesReadEveryEndThroughWraps(t *testing.T) {
 	}
 }
 
-// TestPoliciesReadEveryJoin: of joined errors the first part that says something decides, but for RetryAfter. The adaptive
+// TestPoliciesReadEveryJoin: of joined errors the first part that says something decides, but for
+// RetryAfter. The adaptive
 // limit takes a thousand calls for each answer, and is asked about one of all ends
 // that say the same.
 func TestPoliciesReadEveryJoin(t *testing.T) {

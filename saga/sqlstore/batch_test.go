@@ -98,7 +98,8 @@ func TestBatchOfWaitingCommits(t *testing.T) {
 		require.Equal(t, []string{"a", "b c d"}, d.seen)
 		outs = d.ask(t.Context(), "e", "f")
 		require.Equal(t, time.Second, (<-outs["e"]).took, "the lane is free again")
-		require.Equal(t, outcome{store.Receipt{CancelNote: "alone"}, nil, 2 * time.Second}, <-outs["f"], "it is passed to one")
+		require.Equal(t, outcome{store.Receipt{CancelNote: "alone"}, nil, 2 * time.Second}, <-outs["f"],
+			"it is passed to one")
 	})
 }
 

@@ -30,7 +30,8 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 			return err
 		},
 		"Heartbeat": func(ctx context.Context, s *sqlstore.Store) error {
-			_, err := s.Heartbeat(ctx, store.HeartbeatRequest{Owner: "o", LeaseTTL: time.Second, Held: []store.Held{{ID: "a", Epoch: 1}}})
+			_, err := s.Heartbeat(ctx, store.HeartbeatRequest{Owner: "o", LeaseTTL: time.Second,
+				Held: []store.Held{{ID: "a", Epoch: 1}}})
 			return err
 		},
 	} {
@@ -51,9 +52,11 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 			}}
 			db := servers.Open(t, 3)
 			servers.Swap()
-			require.NoError(t, write(t.Context(), sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})), "%s, %s", name, level)
+			require.NoError(t, write(t.Context(), sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})), "%s, %s",
+				name, level)
 			require.Equal(t, [2]int{0, 1}, servers.Conns(), "%s, %s", name, level)
-			writes := slices.DeleteFunc(servers.Writes(), func(text string) bool { return strings.HasPrefix(text, "SELECT") }) // a lock
+			// a lock
+			writes := slices.DeleteFunc(servers.Writes(), func(text string) bool { return strings.HasPrefix(text, "SELECT") })
 			require.Len(t, writes, 1)
 		}
 	}

@@ -30,7 +30,8 @@ func TestNewPanicsForInvalidArguments(t *testing.T) {
 		require.PanicsWithValue(t, want, func() { sqlstore.New(db, dialect, c) })
 	}
 	db := open(new(script))
-	require.PanicsWithValue(t, "sqlstore: New needs a *sql.DB, not nil", func() { sqlstore.New(nil, sqlstore.SQLite, sqlstore.Config{}) })
+	require.PanicsWithValue(t, "sqlstore: New needs a *sql.DB, not nil",
+		func() { sqlstore.New(nil, sqlstore.SQLite, sqlstore.Config{}) })
 	panics("sqlstore: the dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite", sqlstore.Config{}, db, "Oracle")
 	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
 		panics(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix),
@@ -106,7 +107,8 @@ func TestPostgreSQLCommitsInOneRoundTrip(t *testing.T) {
 	require.Len(t, s.log, 2, "it asks for the isolation once")
 	for entries := range 9 {
 		s.log = nil
-		_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]store.Entry, entries+1), Release: entries%2 == 0})
+		_, err := st.Commit(t.Context(),
+			store.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]store.Entry, entries+1), Release: entries%2 == 0})
 		require.ErrorIs(t, err, store.ErrFenced, "no row was updated")
 		require.Len(t, s.log, 1)
 		require.NotContains(t, s.log[0], "BEGIN")
@@ -129,7 +131,8 @@ func TestSQLiteCommitsInOneTransaction(t *testing.T) {
 func TestSQLiteLocksBeforeItReads(t *testing.T) {
 	for name, call := range map[string]func(*sqlstore.Store) error{
 		"claim": func(st *sqlstore.Store) error {
-			_, err := st.Claim(t.Context(), store.ClaimRequest{Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
+			_, err := st.Claim(t.Context(),
+				store.ClaimRequest{Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
 			return err
 		},
 		"delete": func(st *sqlstore.Store) error {
@@ -137,7 +140,9 @@ func TestSQLiteLocksBeforeItReads(t *testing.T) {
 			return err
 		},
 	} {
-		s := &script{answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1), int64(0)}}} // is due
+		// is due
+		s := &script{answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "",
+			int64(1), int64(0)}}}
 		require.NoError(t, call(newStore(t, s, sqlstore.SQLite)), name)
 		i := slices.Index(s.log, "BEGIN")
 		require.Equal(t, "UPDATE saga SET seq = seq WHERE 0", s.log[i+1], name)
@@ -171,7 +176,8 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 func TestDeadlockIsRepeated(t *testing.T) {
 	commits, state := 0, "40001"
 	s := &script{
-		answers: map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(1), "note", int64(0)}},
+		answers: map[string][]driver.Value{"UPDATE saga SET status": {},
+			"SELECT cancel_requested": {int64(1), "note", int64(0)}},
 		onCommit: func() error {
 			if commits++; commits < 3 {
 				return sqlState(state)
@@ -214,7 +220,8 @@ func TestRepeatedHeartbeatReturnsEachSagaOnce(t *testing.T) {
 func TestBusySQLiteIsNotRetried(t *testing.T) {
 	commits := 0
 	s := &script{
-		answers:  map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
+		answers: map[string][]driver.Value{"UPDATE saga SET status": {},
+			"SELECT cancel_requested": {int64(0), "", int64(0)}},
 		onCommit: func() error { commits++; return sqlState("40001") },
 	}
 	st := newStore(t, s, sqlstore.SQLite)
@@ -264,7 +271,9 @@ func TestRolledBackBatchHasNoReceipts(t *testing.T) {
 func TestWaitingWriterReturnsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1), int64(0)}}, // is due
+			// is due
+			answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), "", int64(1),
+				int64(0)}},
 			onCommit: func() error { time.Sleep(time.Minute); return nil },
 		}
 		st := newStore(t, s, sqlstore.SQLite)
@@ -423,7 +432,8 @@ func TestCallsDoNotWaitForOtherStatements(t *testing.T) {
 func TestPreparedStatementsAreReused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			answers:   map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
+			answers: map[string][]driver.Value{"UPDATE saga SET status": {},
+				"SELECT cancel_requested": {int64(0), "", int64(0)}},
 			onPrepare: func(context.Context, string) error { time.Sleep(100 * time.Millisecond); return nil },
 		}
 		st := newStore(t, s, sqlstore.MySQL)

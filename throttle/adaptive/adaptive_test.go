@@ -195,7 +195,8 @@ func TestThrottleClassifiesErrors(t *testing.T) {
 			require.EqualValues(t, 1, s.Sent)
 			// A sample that counts neither way leaves no trace.
 			_ = a.Do(t.Context(), overloaded)
-			require.InDelta(t, map[int]float64{neither: 1.0 / 2, accepted: 0, refused: 2.0 / 3}[c.want], a.Stats().Probability, 1e-12, name)
+			require.InDelta(t, map[int]float64{neither: 1.0 / 2, accepted: 0, refused: 2.0 / 3}[c.want],
+				a.Stats().Probability, 1e-12, name)
 		}
 	}
 }
@@ -293,7 +294,8 @@ func TestThrottleSendsKTimesTheAccepted(t *testing.T) {
 		for _, k := range []float64{1.5, 2, 3} {
 			synctest.Test(t, func(t *testing.T) {
 				bare := &server{capacity: 100}
-				sentBare, servedBare := load(t, bare, 400, func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) })
+				sentBare, servedBare := load(t, bare, 400,
+					func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) })
 				a := newAdaptive(adaptive.Config{K: k}, seed)
 				sent, served := load(t, &server{capacity: 100}, 400, a.Do)
 				require.EqualValues(t, 400, sentBare)

@@ -18,7 +18,8 @@ import (
 func TestCloseFlushesSettlements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{takes: 5 * time.Millisecond}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a/rate", 100, 5).Estimated(), fleet.Slots("a/slots", 9))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval,
+			Meters: of(fleet.Rate("a/rate", 100, 5).Estimated(), fleet.Slots("a/slots", 9))})
 		require.NoError(t, l.Do(t.Context(), ok))
 		estimated, err := l.Reserve(t.Context())
 		require.NoError(t, err)
@@ -50,7 +51,8 @@ func TestCloseFlushesSettlements(t *testing.T) {
 	})
 }
 
-// TestCloseReportsLostSettlements closes while Redis is down: for less time than settlements are repeated, and for more.
+// TestCloseReportsLostSettlements closes while Redis is down: for less time than settlements are
+// repeated, and for more.
 func TestCloseReportsLostSettlements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
@@ -106,7 +108,8 @@ func TestCloseDuringCalls(t *testing.T) {
 	})
 }
 
-// TestCloseUnderStress closes while goroutines reserve and settle. Afterwards Redis has no slot left, and each admitted call
+// TestCloseUnderStress closes while goroutines reserve and settle. Afterwards Redis has no slot
+// left, and each admitted call
 // was corrected once, whatever Close came between.
 func TestCloseUnderStress(t *testing.T) {
 	for range 20 {
@@ -161,10 +164,12 @@ func TestCloseUnderStress(t *testing.T) {
 // TestKeysAreEncoded compares the keys in Redis of tenants whose names have braces.
 func TestKeysAreEncoded(t *testing.T) {
 	seen := map[string]string{}
-	for _, tenant := range []string{"", "%", "%25", "{", "}", "{}", "{a}", "a}b", "}{", "%7B", "a", ":", "{a", "a{b}c{d}"} {
+	for _, tenant := range []string{"", "%", "%25", "{", "}", "{}", "{a}", "a}b", "}{", "%7B", "a", ":", "{a",
+		"a{b}c{d}"} {
 		var key string
 		l := fleet.New(fleet.Config{
-			Name: "n{x}", Meters: of(fleet.Rate(tenant+"/calls", 10, 1), fleet.Rate(tenant, 10, 1), fleet.Slots(tenant+"/{}", 1)),
+			Name: "n{x}", Meters: of(fleet.Rate(tenant+"/calls", 10, 1), fleet.Rate(tenant, 10, 1),
+				fleet.Slots(tenant+"/{}", 1)),
 			Eval: func(_ context.Context, _ string, keys []string, args ...any) (any, error) {
 				if args[0] == "take" {
 					key = keys[0]

@@ -11,7 +11,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// A standIn takes the place of Redis in these examples, where a program has resilienceredis.Eval(client). It counts what
+// A standIn takes the place of Redis in these examples, where a program has
+// resilienceredis.Eval(client). It counts what
 // is taken by key, and lets no time pass.
 type standIn struct {
 	mu    sync.Mutex

@@ -122,10 +122,17 @@ func TestMetersAreChecked(t *testing.T) {
 		`fleet.Config.Name is "": must be set: it names the limits that are shared`: {Eval: new(redis).eval, Meters: of()},
 		"fleet.Config.Eval is nil: must be set":                                     {Name: "n", Meters: of()},
 		"fleet.Config.Meters is nil: must be set":                                   {Name: "n", Eval: new(redis).eval},
-		"fleet.Config.Instances is 0: must be 1 or more where OnOutage is Local":    {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: fleet.Local},
-		`fleet.Config.OnOutage is "open": must be "refuse", "local" or "admit"`:     {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: "open"},
-		"fleet.Config.MaxWait is -2ns: must be 0 or more, or fleet.Unlimited":       {Name: "n", Eval: new(redis).eval, Meters: of(), MaxWait: -2},
-		"fleet.Config.Lease is 1ms: must be 0 (for 10 s), or at least 100 ms":       {Name: "n", Eval: new(redis).eval, Meters: of(), Lease: time.Millisecond},
+		"fleet.Config.Instances is 0: must be 1 or more where OnOutage is Local": {
+			Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: fleet.Local,
+		},
+		`fleet.Config.OnOutage is "open": must be "refuse", "local" or "admit"`: {Name: "n", Eval: new(redis).eval,
+			Meters: of(), OnOutage: "open"},
+		"fleet.Config.MaxWait is -2ns: must be 0 or more, or fleet.Unlimited": {
+			Name: "n", Eval: new(redis).eval, Meters: of(), MaxWait: -2,
+		},
+		"fleet.Config.Lease is 1ms: must be 0 (for 10 s), or at least 100 ms": {
+			Name: "n", Eval: new(redis).eval, Meters: of(), Lease: time.Millisecond,
+		},
 	} {
 		require.PanicsWithError(t, want, func() { fleet.New(cfg) })
 	}
@@ -134,7 +141,8 @@ func TestMetersAreChecked(t *testing.T) {
 // A call that can never pass asks nobody.
 func TestTooCostlyCallDoesNotAskRedis(t *testing.T) {
 	r := &redis{}
-	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2), fleet.Quota("a", 1, throttle.Window{Per: throttle.Day}, 2).Estimated()} {
+	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2),
+		fleet.Quota("a", 1, throttle.Window{Per: throttle.Day}, 2).Estimated()} {
 		err := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(m)}).Do(t.Context(), ok)
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, throttle.TooCostly, limited.Reason)
@@ -153,17 +161,23 @@ func TestRefusalNamesTheLatest(t *testing.T) {
 		reason throttle.Reason
 		after  time.Duration
 	}{
-		{[]any{int64(0), 2 * second, int64(0), int64(3), int64(-1), int64(0), int64(0), int64(-1), int64(0)}, "a/rate", throttle.WaitTooLong, 2 * time.Second},
-		{[]any{int64(0), 2 * second, int64(0), int64(3), 9 * second, int64(0), int64(0), int64(-1), int64(0)}, "a/day", throttle.OverQuota, 9 * time.Second},
-		{[]any{int64(0), 20 * second, int64(0), int64(3), 9 * second, int64(0), int64(0), int64(0), int64(0)}, "a/rate", throttle.OverLimit, 20 * time.Second},
-		{[]any{int64(0), int64(-1), int64(0), int64(3), int64(-1), int64(0), int64(0), int64(0), int64(0)}, "a/slots", throttle.WaitTooLong, 0},
-		{[]any{int64(0), 5 * second, int64(1), int64(3), int64(-1), int64(0), int64(0), int64(0), int64(0)}, "a/rate", throttle.CoolingDown, 5 * time.Second},
+		{[]any{int64(0), 2 * second, int64(0), int64(3), int64(-1), int64(0), int64(0), int64(-1), int64(0)}, "a/rate",
+			throttle.WaitTooLong, 2 * time.Second},
+		{[]any{int64(0), 2 * second, int64(0), int64(3), 9 * second, int64(0), int64(0), int64(-1), int64(0)}, "a/day",
+			throttle.OverQuota, 9 * time.Second},
+		{[]any{int64(0), 20 * second, int64(0), int64(3), 9 * second, int64(0), int64(0), int64(0), int64(0)}, "a/rate",
+			throttle.OverLimit, 20 * time.Second},
+		{[]any{int64(0), int64(-1), int64(0), int64(3), int64(-1), int64(0), int64(0), int64(0), int64(0)}, "a/slots",
+			throttle.WaitTooLong, 0},
+		{[]any{int64(0), 5 * second, int64(1), int64(3), int64(-1), int64(0), int64(0), int64(0), int64(0)}, "a/rate",
+			throttle.CoolingDown, 5 * time.Second},
 	} {
 		r := &redis{answer: func([]any) []any {
 			return append([]any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000)}, c.answer...)
 		}}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: time.Nanosecond, Meters: of(
-			fleet.Rate("a/rate", 1, 1), fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("a/slots", 2))})
+			fleet.Rate("a/rate", 1, 1), fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day},
+				1), fleet.Slots("a/slots", 2))})
 		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
 		require.Equal(t, []any{c.key, c.reason, c.after}, []any{limited.Key, limited.Reason, limited.After}, "%v", c.answer)
 		require.EqualValues(t, 1, l.Stats().Refusals[c.reason])
@@ -175,9 +189,10 @@ func TestNoCallWaitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{takes: time.Hour}
 		var events []throttle.EventKind
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: 50 * time.Millisecond, Meters: func(ctx context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate(fmt.Sprint(ctx.Value(account{})), 10, 1)}
-		}})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: 50 * time.Millisecond,
+			Meters: func(ctx context.Context) []fleet.Meter {
+				return []fleet.Meter{fleet.Rate(fmt.Sprint(ctx.Value(account{})), 10, 1)}
+			}})
 		var mu sync.Mutex
 		defer l.Observe(func(_ context.Context, e throttle.Event) {
 			mu.Lock()
@@ -288,7 +303,8 @@ func TestOutageEndsWithAFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{err: errDown}
 		node := "old"
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1)), Node: func(string) string { return node }})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1)),
+			Node: func(string) string { return node }})
 		var recovered []string
 		l.Observe(func(_ context.Context, e throttle.Event) {
 			if e.Kind == throttle.EventOutageEnded {
@@ -349,7 +365,8 @@ func TestLocalParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{err: errDown}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(
-			fleet.Rate("a/rate", 1e-3, 2).Burst(80).Estimated(), fleet.Quota("a/day", 40, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("a/slots", 9))})
+			fleet.Rate("a/rate", 1e-3, 2).Burst(80).Estimated(), fleet.Quota("a/day", 40,
+				throttle.Window{Per: throttle.Day}, 1), fleet.Slots("a/slots", 9))})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		require.Nil(t, one.Lost())
@@ -372,11 +389,13 @@ func TestLocalParts(t *testing.T) {
 		require.Zero(t, r.count("settle"), "nothing of what was done alone is told")
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return errDown }), throttle.ErrLimited)
 
-		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
+		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4,
+			Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
 		limited, _ = errors.AsType[*throttle.LimitedError](costly.Do(t.Context(), ok))
 		require.Equal(t, throttle.Outage, limited.Reason, "more than this process's part, and not more than the limit")
 
-		rare := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1000, Meters: of(fleet.Rate("a", 1e-7, 1))})
+		rare := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1000,
+			Meters: of(fleet.Rate("a", 1e-7, 1))})
 		require.NoError(t, rare.Do(t.Context(), ok), "its part would be one in centuries")
 		require.ErrorIs(t, rare.Do(t.Context(), ok), throttle.ErrLimited)
 	})
@@ -418,7 +437,8 @@ func TestSettlementsReachRedis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		each := 0
-		cfg := fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a/tokens", 10, 5).Estimated(), fleet.Rate("a/calls", 10, 1))}
+		cfg := fleet.Config{Name: "n", Eval: r.eval,
+			Meters: of(fleet.Rate("a/tokens", 10, 5).Estimated(), fleet.Rate("a/calls", 10, 1))}
 		for _, batch := range []bool{false, true} {
 			if batch {
 				cfg.EvalEach = func(ctx context.Context, calls []fleet.Call) (replies []fleet.Reply) {
@@ -446,7 +466,8 @@ func TestSettlementsReachRedis(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, before+1, r.count("settle"))
 			r.mu.Lock()
-			require.Equal(t, []any{int64(2_000_000), int64(0)}, []any{r.last["settle"][7], r.last["settle"][12]}, "two tokens more of the estimate")
+			require.Equal(t, []any{int64(2_000_000), int64(0)}, []any{r.last["settle"][7], r.last["settle"][12]},
+				"two tokens more of the estimate")
 			r.mu.Unlock()
 			reserve().SettleEach(map[string]int{"calls": 3})
 			synctest.Wait()
@@ -456,7 +477,8 @@ func TestSettlementsReachRedis(t *testing.T) {
 			require.Error(t, l.Do(t.Context(), func(context.Context) error { return &throttle.LimitedError{} }))
 			synctest.Wait()
 			r.mu.Lock()
-			require.Equal(t, []any{int64(-5_000_000), int64(-1_000_000)}, []any{r.last["settle"][7], r.last["settle"][12]}, "it was not sent")
+			require.Equal(t, []any{int64(-5_000_000), int64(-1_000_000)}, []any{r.last["settle"][7], r.last["settle"][12]},
+				"it was not sent")
 			r.mu.Unlock()
 
 			late := reserve()
@@ -586,7 +608,8 @@ func TestSlotsWithoutOtherMetersAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		var renewed [][]string
-		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a/calls", 10, 1), fleet.Slots("a/slots", 2), fleet.Slots("a/all", 2)),
+		l := fleet.New(fleet.Config{Name: "n",
+			Meters: of(fleet.Rate("a/calls", 10, 1), fleet.Slots("a/slots", 2), fleet.Slots("a/all", 2)),
 			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 				if args[0] == "renew" {
 					renewed = append(renewed, keys)
@@ -618,11 +641,13 @@ func TestRedisIsOnAnotherDay(t *testing.T) {
 			}
 			return []any{int64(1), now, int64(7)}
 		}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day}, 1))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval,
+			Meters: of(fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day}, 1))})
 		require.NoError(t, l.Do(t.Context(), ok))
 		midnight := func(n int) int64 { return time.Date(2000, 1, n, 0, 0, 0, 0, time.UTC).UnixMicro() }
 		require.Equal(t, []any{
-			fmt.Sprint(midnight(0), midnight(1), midnight(2), midnight(3)), fmt.Sprint(midnight(1), midnight(2), midnight(3), midnight(4)),
+			fmt.Sprint(midnight(0), midnight(1), midnight(2), midnight(3)), fmt.Sprint(midnight(1), midnight(2),
+				midnight(3), midnight(4)),
 		}, days)
 	})
 }
@@ -655,7 +680,8 @@ func TestSlotsOutliveAnUpdateOfTheLease(t *testing.T) {
 func TestSettlementIsInTimeAfterTenTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: time.Second, Meters: of(fleet.Rate("a", 10, 5).Estimated())})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: time.Second,
+			Meters: of(fleet.Rate("a", 10, 5).Estimated())})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		r.set(func(r *redis) { r.takes = time.Hour })
@@ -676,7 +702,8 @@ func TestSettlementIsInTimeAfterTenTimeouts(t *testing.T) {
 func TestSlotIsLostWhileRedisHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Lease: 12 * time.Second, Timeout: time.Minute, Meters: of(fleet.Slots("a/slots", 2))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Lease: 12 * time.Second, Timeout: time.Minute,
+			Meters: of(fleet.Slots("a/slots", 2))})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		start := time.Now()
@@ -698,11 +725,13 @@ func TestCanceledWaiterLeavesTheLine(t *testing.T) {
 		r := &redis{answer: func([]any) []any {
 			return []any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000), int64(0), int64(0), int64(0)}
 		}}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: 25 * time.Millisecond, Meters: of(fleet.Slots("a/slots", 2))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: 25 * time.Millisecond,
+			Meters: of(fleet.Slots("a/slots", 2))})
 		start := time.Now()
 		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
 		require.Equal(t, throttle.WaitTooLong, limited.Reason)
-		require.Equal(t, []time.Duration{25 * time.Millisecond, limited.Waited}, []time.Duration{time.Since(start), 25 * time.Millisecond})
+		require.Equal(t, []time.Duration{25 * time.Millisecond, limited.Waited},
+			[]time.Duration{time.Since(start), 25 * time.Millisecond})
 		require.Equal(t, 4, r.count("take"), "after 0, 10, 20 and 25 ms")
 		synctest.Wait()
 		require.Equal(t, 1, r.count("free"))
@@ -835,13 +864,14 @@ func TestPanicOfEval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		once := true
-		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 5).Estimated()), Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			if args[0] == "settle" && once {
-				once = false
-				panic("boom")
-			}
-			return r.eval(ctx, script, keys, args...)
-		}})
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 5).Estimated()),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if args[0] == "settle" && once {
+					once = false
+					panic("boom")
+				}
+				return r.eval(ctx, script, keys, args...)
+			}})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		one.Settle(0)
@@ -872,8 +902,10 @@ func TestPanicOfObserverOfOutageEnd(t *testing.T) {
 }
 
 func TestImpossibleAnswers(t *testing.T) {
-	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1)}, []any{int64(1), int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)},
-		[]any{int64(0), int64(1), int64(0), int64(0), int64(9), int64(-1), int64(0)}, []any{int64(1), int64(1), int64(0), int64(0), int64(9), int64(1), int64(0)}} {
+	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"},
+		[]any{int64(1), int64(1)}, []any{int64(1), int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)},
+		[]any{int64(0), int64(1), int64(0), int64(0), int64(9), int64(-1), int64(0)}, []any{int64(1), int64(1),
+			int64(0), int64(0), int64(9), int64(1), int64(0)}} {
 		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return answer, nil }})
 		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage, "%v", answer)
@@ -974,7 +1006,8 @@ func TestTroubleOfErrors(t *testing.T) {
 	} {
 		require.Equal(t, want, fleet.TroubleOf(errors.New(text)), text)
 		if want != "store_down" || reply.Code(text) == strings.ToUpper(reply.Code(text)) {
-			require.Equal(t, want, fleet.TroubleOf(fmt.Errorf("redis: %w", replyError(text))), "of a client that wraps it: %s", text)
+			require.Equal(t, want, fleet.TroubleOf(fmt.Errorf("redis: %w", replyError(text))),
+				"of a client that wraps it: %s", text)
 		}
 	}
 	require.Equal(t, "call_undecided", fleet.TroubleOf(replyError("XYZ a code that is not known")))

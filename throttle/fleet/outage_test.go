@@ -15,7 +15,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// TestLocalPartsOutliveOutages has ten short outages: the part of a quota is admitted once, and again when its window is
+// TestLocalPartsOutliveOutages has ten short outages: the part of a quota is admitted once, and
+// again when its window is
 // over; a slot is taken until it is settled; and idle parts are removed from memory.
 func TestLocalPartsOutliveOutages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -127,7 +128,8 @@ func TestTriesOfANode(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		const ms = time.Millisecond
-		require.Equal(t, []time.Duration{0, 0, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 2600 * ms, 3600 * ms, 4600 * ms}, tries)
+		require.Equal(t, []time.Duration{0, 0, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 2600 * ms, 3600 * ms,
+			4600 * ms}, tries)
 	})
 }
 
@@ -142,7 +144,8 @@ func TestOutagePolicies(t *testing.T) {
 			r := &redis{err: errDown}
 			l := fleet.New(fleet.Config{
 				Name: "n", Eval: r.eval, OnOutage: policyOf, Instances: 2,
-				Meters: of(fleet.Quota("a/day", 10, throttle.Window{Per: throttle.Day}, 1).Estimated(), fleet.Slots("a/slots", 100)),
+				Meters: of(fleet.Quota("a/day", 10, throttle.Window{Per: throttle.Day}, 1).Estimated(),
+					fleet.Slots("a/slots", 100)),
 			})
 			admitted := 0
 			for range 20 {
@@ -166,7 +169,8 @@ func TestRejectedScriptIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		noPerm := replyError("NOPERM User app has no permissions to run the 'eval' command")
 		r := &redis{err: noPerm}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1, Meters: of(fleet.Rate("a", 10, 1))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1,
+			Meters: of(fleet.Rate("a", 10, 1))})
 		l.Observe(func(_ context.Context, e throttle.Event) { t.Error(e) })
 		for range 3 {
 			err := l.Do(t.Context(), ok)

@@ -37,7 +37,8 @@ func TestPgxInTx(t *testing.T) {
 	pool, db := newPool(t, fmt.Sprintf(d.dsn, d.addr)), d.open(t, d.addr)
 	execute(t, db, "INSERT INTO book VALUES ('x', 1)")
 	runs := 0
-	n, err := resiliencepgx.Value(t.Context(), pool, resiliencepgx.Config{Retry: often, Options: pgx.TxOptions{IsoLevel: pgx.Serializable}},
+	n, err := resiliencepgx.Value(t.Context(), pool,
+		resiliencepgx.Config{Retry: often, Options: pgx.TxOptions{IsoLevel: pgx.Serializable}},
 		func(ctx context.Context, tx pgx.Tx) (n int, err error) {
 			var id int
 			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid(), count(*) FROM book").Scan(&id, &n); err != nil {
@@ -59,10 +60,11 @@ func TestPgxInTx(t *testing.T) {
 	require.Equal(t, []int{1, 3}, []int{n, runs})
 
 	fallback := resilience.Fallback(func(context.Context, error) error { return nil })
-	n, err = resiliencepgx.Value(t.Context(), pool, resiliencepgx.Config{Retry: fallback}, func(ctx context.Context, tx pgx.Tx) (int, error) {
-		_, _ = tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
-		return 7, nil // and COMMIT rolls back
-	})
+	n, err = resiliencepgx.Value(t.Context(), pool, resiliencepgx.Config{Retry: fallback},
+		func(ctx context.Context, tx pgx.Tx) (int, error) {
+			_, _ = tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
+			return 7, nil // and COMMIT rolls back
+		})
 	require.NoError(t, err)
 	require.Zero(t, n, "a value of a transaction that failed")
 
@@ -74,15 +76,17 @@ func TestPgxInTx(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	runs = 0
 	requireAnswered(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: circuit.Wrap}, duplicate))
-	err = resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often}, func(ctx context.Context, tx pgx.Tx) error {
-		_ = duplicate(ctx, tx)
-		return nil
-	})
+	err = resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_ = duplicate(ctx, tx)
+			return nil
+		})
 	requireAnswered(t, err)
 	require.ErrorIs(t, err, pgx.ErrTxCommitRollback)
-	requireAnswered(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often}, func(ctx context.Context, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT n FROM book WHERE id = 'none'").Scan(new(int))
-	}))
+	requireAnswered(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often},
+		func(ctx context.Context, tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT n FROM book WHERE id = 'none'").Scan(new(int))
+		}))
 	require.Equal(t, 2, runs)
 	require.Equal(t, breaker.Closed, circuit.State())
 	require.Zero(t, pool.Stat().AcquiredConns())
@@ -94,19 +98,20 @@ func TestPgxCommitWhoseAnswerIsLost(t *testing.T) {
 	db, proxy := d.open(t, d.addr), faultproxy.New(t, d.addr)
 	pool := newPool(t, fmt.Sprintf(d.dsn, proxy.Addr()))
 	runs := 0
-	err := resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often}, func(ctx context.Context, tx pgx.Tx) error {
-		runs++
-		_, err := tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
-		proxy.Hold(faultproxy.ToClient)
-		go func() {
-			for n := 0; n == 0; time.Sleep(time.Millisecond) {
-				_ = db.QueryRow("SELECT count(*) FROM book").Scan(&n)
-			}
-			proxy.Reset()
-			proxy.Heal()
-		}()
-		return err
-	})
+	err := resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often},
+		func(ctx context.Context, tx pgx.Tx) error {
+			runs++
+			_, err := tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
+			proxy.Hold(faultproxy.ToClient)
+			go func() {
+				for n := 0; n == 0; time.Sleep(time.Millisecond) {
+					_ = db.QueryRow("SELECT count(*) FROM book").Scan(&n)
+				}
+				proxy.Reset()
+				proxy.Heal()
+			}()
+			return err
+		})
 	require.ErrorIs(t, err, resiliencesql.ErrOutcomeUnknown)
 	require.Equal(t, 1, runs)
 }
@@ -150,17 +155,18 @@ func TestPgxThroughPgBouncer(t *testing.T) {
 	pool := newPool(t, "postgres://postgres@"+pooler.Addr+"/"+name+"?sslmode=disable&default_query_exec_mode=exec")
 	runs := 0
 	for i := range 20 {
-		require.NoError(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "INSERT INTO "+schema+".book VALUES ($1, $2)", fmt.Sprint(i), i)
-			if runs++; runs == 10 {
-				pooler.Kill()
-				pooler.Start()
-			}
-			if err == nil {
-				_, err = tx.Exec(ctx, "UPDATE "+schema+".book SET n = n + 1 WHERE id = $1", fmt.Sprint(i))
-			}
-			return err
-		}))
+		require.NoError(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often},
+			func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "INSERT INTO "+schema+".book VALUES ($1, $2)", fmt.Sprint(i), i)
+				if runs++; runs == 10 {
+					pooler.Kill()
+					pooler.Start()
+				}
+				if err == nil {
+					_, err = tx.Exec(ctx, "UPDATE "+schema+".book SET n = n + 1 WHERE id = $1", fmt.Sprint(i))
+				}
+				return err
+			}))
 	}
 	var sum int
 	require.NoError(t, d.open(t, d.addr).QueryRow("SELECT sum(n) FROM book").Scan(&sum))

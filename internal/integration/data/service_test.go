@@ -96,27 +96,30 @@ func serve(ctx context.Context, p plan) error {
 	for i := range p.Transfers {
 		id, from, to, cents := fmt.Sprintf("%d-%d", p.Process, i), rand.N(accounts), rand.N(accounts), 1+rand.N(100)
 		transfer := func(exec func(statement string, args ...any) error) error {
-			return errors.Join(exec(addTransfer, id, from, to, cents), exec(moveCents, -cents, from), exec(moveCents, cents, to), exec("SELECT pg_notify($1, '')", p.Prefix))
+			return errors.Join(exec(addTransfer, id, from, to, cents), exec(moveCents, -cents, from),
+				exec(moveCents, cents, to), exec("SELECT pg_notify($1, '')", p.Prefix))
 		}
 		for tries := 0; ; tries++ {
 			err := limit.Do(ctx, func(ctx context.Context) error {
 				if i%2 == 0 {
-					return resiliencesql.InTx(ctx, db, resiliencesql.Config{Retry: policies, Check: func(ctx context.Context, tx *sql.Tx) (bool, error) {
-						_, err := tx.ExecContext(ctx, addTransfer, id, 0, 0, 0) // waits for the other one
-						return isDuplicate(err), ifNot(isDuplicate(err), err)
-					}}, func(ctx context.Context, tx *sql.Tx) error {
+					return resiliencesql.InTx(ctx, db,
+						resiliencesql.Config{Retry: policies, Check: func(ctx context.Context, tx *sql.Tx) (bool, error) {
+							_, err := tx.ExecContext(ctx, addTransfer, id, 0, 0, 0) // waits for the other one
+							return isDuplicate(err), ifNot(isDuplicate(err), err)
+						}}, func(ctx context.Context, tx *sql.Tx) error {
+							return transfer(func(statement string, args ...any) error {
+								_, err := tx.ExecContext(ctx, statement, args...)
+								return err
+							})
+						})
+				}
+				return resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: policies},
+					func(ctx context.Context, tx pgx.Tx) error {
 						return transfer(func(statement string, args ...any) error {
-							_, err := tx.ExecContext(ctx, statement, args...)
+							_, err := tx.Exec(ctx, statement, args...)
 							return err
 						})
 					})
-				}
-				return resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: policies}, func(ctx context.Context, tx pgx.Tx) error {
-					return transfer(func(statement string, args ...any) error {
-						_, err := tx.Exec(ctx, statement, args...)
-						return err
-					})
-				})
 			})
 			if err == nil || tries > 0 && isDuplicate(err) { // it is there already
 				break
@@ -163,7 +166,8 @@ func TestServiceOfTwoProcesses(t *testing.T) {
 	prefix := fmt.Sprintf("data-%d", time.Now().UnixNano())
 	ended := make(chan error, 2)
 	for i := range 2 {
-		text, err := json.Marshal(plan{i, transfers, fmt.Sprintf(d.dsn, far.Addr()) + "&application_name=" + prefix, cache.Addr(), prefix})
+		text, err := json.Marshal(plan{i, transfers, fmt.Sprintf(d.dsn, far.Addr()) + "&application_name=" + prefix,
+			cache.Addr(), prefix})
 		require.NoError(t, err)
 		cmd := process(t, string(text))
 		go func() {

@@ -61,7 +61,8 @@ func postgres(t testing.TB) database {
 	q.Set("sslmode", "disable")
 	addr := u.Host
 	u.Host, u.RawQuery = "ADDR", q.Encode()
-	d := database{driver: "pgx", dsn: strings.Replace(strings.ReplaceAll(u.String(), "%", "%%"), "ADDR", "%s", 1), addr: addr}
+	d := database{driver: "pgx", dsn: strings.Replace(strings.ReplaceAll(u.String(), "%", "%%"), "ADDR", "%s", 1),
+		addr: addr}
 	db := d.open(t, addr)
 	execute(t, db, "CREATE SCHEMA "+schema)
 	t.Cleanup(func() { execute(t, d.open(t, addr), "DROP SCHEMA "+schema+" CASCADE") })
@@ -80,13 +81,15 @@ func mariadb(t testing.TB) database {
 	config.DBName, config.ReadTimeout, config.InterpolateParams, config.Logger = name, 5*time.Second, true, &mysql.NopLogger{}
 	addr := config.Addr
 	config.Addr = "ADDR"
-	d := database{driver: "mysql", dsn: strings.Replace(strings.ReplaceAll(config.FormatDSN(), "%", "%%"), "ADDR", "%s", 1), addr: addr}
+	d := database{driver: "mysql", dsn: strings.Replace(strings.ReplaceAll(config.FormatDSN(), "%", "%%"), "ADDR",
+		"%s", 1), addr: addr}
 	execute(t, d.open(t, addr), "CREATE TABLE book (id varchar(100) PRIMARY KEY, n integer CHECK (n < 1000)) ENGINE = InnoDB")
 	return d
 }
 
 func sqlite(t testing.TB) database {
-	d := database{driver: "sqlite", dsn: "file:" + filepath.Join(t.TempDir(), "db") + "?_pragma=busy_timeout(50)&_pragma=journal_mode(WAL)"}
+	d := database{driver: "sqlite",
+		dsn: "file:" + filepath.Join(t.TempDir(), "db") + "?_pragma=busy_timeout(50)&_pragma=journal_mode(WAL)"}
 	execute(t, d.open(t, ""), "CREATE TABLE book (id text PRIMARY KEY, n integer CHECK (n < 1000))")
 	return d
 }
@@ -125,7 +128,8 @@ func requireUnavailable(t *testing.T, err error) {
 }
 
 func onEach(t *testing.T, test func(t *testing.T, d database, db *sql.DB)) {
-	for name, open := range map[string]func(testing.TB) database{"PostgreSQL": postgres, "MariaDB": mariadb, "SQLite": sqlite} {
+	for name, open := range map[string]func(testing.TB) database{"PostgreSQL": postgres, "MariaDB": mariadb,
+		"SQLite": sqlite} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
 			test(t, d, d.open(t, d.addr))
@@ -140,14 +144,16 @@ func TestAnswers(t *testing.T) {
 			"INSERT INTO book VALUES ('a', 2)", "INSERT INTO book VALUES ('b', 1000)", "SELEC 1", "SELECT * FROM nowhere",
 		} {
 			requireAnswered(t, judged(t.Context(), db, statement))
-			requireAnswered(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(ctx, statement)
-				return err
-			}))
+			requireAnswered(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{},
+				func(ctx context.Context, tx *sql.Tx) error {
+					_, err := tx.ExecContext(ctx, statement)
+					return err
+				}))
 		}
-		requireAnswered(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
-			return tx.QueryRowContext(ctx, "SELECT n FROM book WHERE id = 'none'").Scan(new(int))
-		}))
+		requireAnswered(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{},
+			func(ctx context.Context, tx *sql.Tx) error {
+				return tx.QueryRowContext(ctx, "SELECT n FROM book WHERE id = 'none'").Scan(new(int))
+			}))
 	})
 }
 
@@ -215,14 +221,16 @@ func TestLockThatIsNotGranted(t *testing.T) {
 		defer holder.Rollback()
 		_, err = holder.Exec("UPDATE book SET n = 2")
 		require.NoError(t, err)
-		requireAgain(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
-			if bound := map[string]string{"pgx": "SET LOCAL lock_timeout = 10", "mysql": "SET innodb_lock_wait_timeout = 0"}[d.driver]; bound != "" {
-				_, err := tx.ExecContext(ctx, bound)
-				require.NoError(t, err)
-			}
-			_, err := tx.ExecContext(ctx, "UPDATE book SET n = 3")
-			return err
-		}))
+		requireAgain(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{},
+			func(ctx context.Context, tx *sql.Tx) error {
+				if bound := map[string]string{"pgx": "SET LOCAL lock_timeout = 10",
+					"mysql": "SET innodb_lock_wait_timeout = 0"}[d.driver]; bound != "" {
+					_, err := tx.ExecContext(ctx, bound)
+					require.NoError(t, err)
+				}
+				_, err := tx.ExecContext(ctx, "UPDATE book SET n = 3")
+				return err
+			}))
 	})
 }
 
@@ -290,7 +298,8 @@ func TestTooManyConnections(t *testing.T) {
 		require.NoError(t, err)
 		defer db.Close()
 		requireUnavailable(t, judged(t.Context(), db, "SELECT 1"))
-		requireUnavailable(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{}, func(context.Context, *sql.Tx) error { return nil }))
+		requireUnavailable(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{},
+			func(context.Context, *sql.Tx) error { return nil }))
 	})
 	t.Run("MariaDB", func(t *testing.T) {
 		d := mariadb(t)
@@ -348,7 +357,8 @@ func TestSQLiteThatIsBusyAtCommit(t *testing.T) {
 
 // kill ends the other connections to the database, on the server.
 func kill(t testing.TB, d database, db *sql.DB, id int) {
-	execute(t, db, fmt.Sprintf(map[string]string{"pgx": "SELECT pg_terminate_backend(%d)", "mysql": "KILL %d"}[d.driver], id))
+	execute(t, db, fmt.Sprintf(map[string]string{"pgx": "SELECT pg_terminate_backend(%d)",
+		"mysql": "KILL %d"}[d.driver], id))
 }
 
 var ownID = map[string]string{"pgx": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}

@@ -66,7 +66,10 @@ func TestMigrationAbortsNothing(t *testing.T) {
 func TestNumbersOfMySQLAreRead(t *testing.T) {
 	guard := resiliencesql.Middleware(resiliencesql.Config{})
 	of := func(number uint16) error {
-		return guard(func(context.Context) error { return fmt.Errorf("write: %w", &mysql.MySQLError{Number: number}) })(t.Context())
+		return guard(func(context.Context) error {
+			return fmt.Errorf("write: %w",
+				&mysql.MySQLError{Number: number})
+		})(t.Context())
 	}
 	for _, number := range []uint16{1290, 1836, 1792, 1047, 1040} {
 		requireUnavailable(t, of(number))

@@ -76,10 +76,11 @@ func (w *world) insert() string {
 func (w *world) sqlTx(name string, options *sql.TxOptions) {
 	db, insert := w.open(), w.insert()
 	w.add(name, db, func(ctx context.Context) error {
-		return resiliencesql.InTx(ctx, db, resiliencesql.Config{Options: options}, func(ctx context.Context, tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, insert, w.id())
-			return err
-		})
+		return resiliencesql.InTx(ctx, db, resiliencesql.Config{Options: options},
+			func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, insert, w.id())
+				return err
+			})
 	})
 }
 

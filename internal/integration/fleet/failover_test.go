@@ -65,7 +65,8 @@ func startLoad(t *testing.T, cfg fleet.Config, n int) (l *load, end func()) {
 	l.limits.Observe(func(_ context.Context, e throttle.Event) {
 		if e.Kind == throttle.EventOutageBegan {
 			l.mu.Lock()
-			l.outages = append(l.outages, fmt.Sprintf("%s after %v: %v", e.Key, time.Since(l.began).Round(time.Millisecond), e.Err))
+			l.outages = append(l.outages, fmt.Sprintf("%s after %v: %v", e.Key,
+				time.Since(l.began).Round(time.Millisecond), e.Err))
 			l.mu.Unlock()
 		}
 	})
@@ -170,7 +171,8 @@ func failoverClient(t *testing.T, nodes []*services.RedisServer) *redis.ClusterC
 	return c
 }
 
-// TestClusterFollowsItsReplica kills a master of six nodes. Its tenants are served again soon after its replica has taken
+// TestClusterFollowsItsReplica kills a master of six nodes. Its tenants are served again soon after
+// its replica has taken
 // over, and other tenants are not affected.
 func TestClusterFollowsItsReplica(t *testing.T) {
 	nodes := services.NewFailoverCluster(t, time.Second)
@@ -263,7 +265,8 @@ func TestSentinelFollowsThePrimary(t *testing.T) {
 				MasterName: "m", SentinelAddrs: sentinels, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
 			})
 			t.Cleanup(func() { _ = c.Close() })
-			l, end := startLoad(t, fleet.Config{Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c), Lease: 2 * time.Second}, 8)
+			l, end := startLoad(t, fleet.Config{Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c),
+				Lease: 2 * time.Second}, 8)
 			time.Sleep(time.Second)
 			began := time.Now()
 			fail(primary)
@@ -301,7 +304,8 @@ func TestPausesOfAServer(t *testing.T) {
 func TestServerWithoutEvalSha(t *testing.T) {
 	server := services.NewRedis(t)
 	admin := client(t, server.Addr)
-	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-evalsha").Err())
+	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all",
+		"-evalsha").Err())
 	c := redis.NewClient(&redis.Options{
 		Addr: server.Addr, Username: "app", Password: "secret", ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
 	})
@@ -358,7 +362,8 @@ func TestShortOutagesForgiveNothing(t *testing.T) {
 func TestJobsThatExitLeaveNoSlot(t *testing.T) {
 	c := client(t, services.NewRedis(t).Addr)
 	for run := range 4 {
-		l := limitsOn(c, fleet.Config{Lease: time.Minute}, fleet.Slots("jobs/running", 1), fleet.Rate("jobs/tokens", 1e-6, 10).Burst(100).Estimated())
+		l := limitsOn(c, fleet.Config{Lease: time.Minute}, fleet.Slots("jobs/running", 1),
+			fleet.Rate("jobs/tokens", 1e-6, 10).Burst(100).Estimated())
 		r, err := l.Reserve(t.Context())
 		require.NoError(t, err, "run %d", run)
 		if run%2 == 0 {
@@ -367,5 +372,6 @@ func TestJobsThatExitLeaveNoSlot(t *testing.T) {
 		require.NoError(t, l.Close(t.Context()))
 		require.Zero(t, c.ZCard(t.Context(), "limits:{jobs}:s:running").Val())
 	}
-	require.True(t, strings.HasPrefix(c.Get(t.Context(), "limits:{jobs}:r:tokens").Val(), "30000000 "), "5, 10, 5 and 10 tokens")
+	require.True(t, strings.HasPrefix(c.Get(t.Context(), "limits:{jobs}:r:tokens").Val(), "30000000 "),
+		"5, 10, 5 and 10 tokens")
 }

@@ -123,13 +123,15 @@ type verdict struct {
 func play(t *testing.T, addrs []string, processes int, often float64, back bool, control string) verdict {
 	t.Helper()
 	direct := client(t, addrs...)
-	j := job{Kind: "play", Addrs: addrs, Name: name(t), Often: often, Control: control, Until: time.Now().Add(4 * time.Second)}
+	j := job{Kind: "play", Addrs: addrs, Name: name(t), Often: often, Control: control,
+		Until: time.Now().Add(4 * time.Second)}
 	var all []*process
 	for j.Number = range processes {
 		all = append(all, start(t, j))
 	}
 	killed := all[processes-1]
-	require.Eventually(t, func() bool { return killed.held() > 20 || time.Now().After(j.Until) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return killed.held() > 20 || time.Now().After(j.Until) }, time.Minute,
+		time.Millisecond)
 	killed.kill()
 	j.Number = processes
 	all = append(all, start(t, j))
@@ -147,10 +149,12 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 	require.NoError(t, err)
 	o := hear(t, journal)
 	spent := func(kind, meter string) (n int64) {
-		_, _ = fmt.Sscan(direct.Get(t.Context(), fmt.Sprintf("%s:{t}:%s:%s", j.Name, kind, meter)).Val(), &n) // nothing is kept of 0
+		// nothing is kept of 0
+		_, _ = fmt.Sscan(direct.Get(t.Context(), fmt.Sprintf("%s:{t}:%s:%s", j.Name, kind, meter)).Val(), &n)
 		return n
 	}
-	v := verdict{rate: spent("r", "tokens") - 1_000_000*o.balance(), quota: spent("q", "month") - o.balance(), atOnce: atOnce(all)}
+	v := verdict{rate: spent("r", "tokens") - 1_000_000*o.balance(), quota: spent("q", "month") - o.balance(),
+		atOnce: atOnce(all)}
 	if v.rate >= -60 && v.rate <= 0 { // it gives a millionth a second
 		v.rate = 0
 	}
@@ -165,7 +169,8 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 // allow, and the balance of each meter is exact, to the token.
 func TestOracle(t *testing.T) {
 	t.Parallel()
-	for server, addrs := range map[string][]string{"Redis": {services.Redis(t)}, "Cluster": services.NewRedisCluster(t).Addrs()} {
+	for server, addrs := range map[string][]string{"Redis": {services.Redis(t)},
+		"Cluster": services.NewRedisCluster(t).Addrs()} {
 		for _, processes := range []int{2, 4} {
 			for _, often := range []float64{0, 0.05, 0.3} {
 				t.Run(fmt.Sprintf("%s/%d processes/%v", server, processes, often), func(t *testing.T) {
@@ -231,7 +236,8 @@ func freeAfterItsLease(t *testing.T, addr, control string) bool {
 	require.ErrorIs(t, err, throttle.ErrLimited, "they are renewed")
 	killed.kill()
 	died := time.Now()
-	for _, err = lives.Reserve(t.Context()); err != nil && time.Since(died) < 5*lease; _, err = lives.Reserve(t.Context()) {
+	for _, err = lives.Reserve(t.Context()); err != nil &&
+		time.Since(died) < 5*lease; _, err = lives.Reserve(t.Context()) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Logf("free %v after it was killed, of a lease of %v", time.Since(died), lease)
@@ -244,7 +250,8 @@ func redisAt(t *testing.T, off *atomic.Int64) func(string) string {
 	kept := replacing(t, "'PX', math.max(1,", "'PX', 7200000 + math.max(1,")
 	sets := replacing(t, "us / 1000) + 1000", "us / 1000) + 7200000")
 	return func(script string) string {
-		clock := replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()))
+		clock := replacing(t, "local clock = redis.call('TIME')\n",
+			fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()))
 		return clock(sets(kept(script)))
 	}
 }
@@ -256,7 +263,8 @@ func TestServerClockSetBack(t *testing.T) {
 	var off atomic.Int64
 	l := &line{eval: resilienceredis.Eval(client(t, services.Redis(t))), change: redisAt(t, &off)}
 	meter := map[string]fleet.Meter{
-		"rate": fleet.Rate("t/rate", 1, 1).Burst(5), "window": fleet.Quota("t/window", 5, throttle.Window{Every: 6 * time.Second}, 1),
+		"rate": fleet.Rate("t/rate", 1, 1).Burst(5), "window": fleet.Quota("t/window", 5,
+			throttle.Window{Every: 6 * time.Second}, 1),
 		"month": fleet.Quota("t/month", 5, throttle.Window{Per: throttle.Month}, 1), "slots": fleet.Slots("t/slots", 5),
 		"cool": fleet.Rate("t/cool", 1, 0),
 	}
@@ -339,7 +347,8 @@ func TestUpdateInProgress(t *testing.T) {
 func TestWaiterThatIsKilledAtTheHead(t *testing.T) {
 	addr := services.Redis(t)
 	direct, n := client(t, addr), name(t)
-	cfg := fleet.Config{Name: n, Eval: resilienceredis.Eval(direct), MaxWait: time.Minute, Timeout: 5 * time.Second, Meters: slotsOnly(1)}
+	cfg := fleet.Config{Name: n, Eval: resilienceredis.Eval(direct), MaxWait: time.Minute, Timeout: 5 * time.Second,
+		Meters: slotsOnly(1)}
 	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
 	killed := start(t, job{Kind: "wait", Addrs: []string{addr}, Name: n})
@@ -348,7 +357,8 @@ func TestWaiterThatIsKilledAtTheHead(t *testing.T) {
 	head := waiting()[0]
 	admitted := make(chan error, 1)
 	go func() { _, err := fleet.New(cfg).Reserve(t.Context()); admitted <- err }()
-	require.Eventually(t, func() bool { w := waiting(); return len(w) == 2 && w[0] == head }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { w := waiting(); return len(w) == 2 && w[0] == head }, time.Minute,
+		time.Millisecond)
 	killed.kill()
 	now, err := direct.Time(t.Context()).Result()
 	require.NoError(t, err)
@@ -390,7 +400,8 @@ func TestWaitersOfSeveralSlots(t *testing.T) {
 // A process with a shorter Lease does not shorten the leases of others.
 func TestSlotOutlastsTheShorterLeaseOfAnother(t *testing.T) {
 	rdb := client(t, services.Redis(t))
-	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second, Meters: slotsOnly(2)}
+	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second,
+		Meters: slotsOnly(2)}
 	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
 	defer r.Settle(0)
@@ -435,7 +446,8 @@ func TestSettlementAfterTheHorizon(t *testing.T) {
 // the slots that were lost end their calls.
 func TestRedisLosesItsData(t *testing.T) {
 	server := services.NewRedis(t)
-	limits := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, server.Addr)), Lease: 300 * time.Millisecond, RetryEvery: 20 * time.Millisecond,
+	limits := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, server.Addr)),
+		Lease: 300 * time.Millisecond, RetryEvery: 20 * time.Millisecond,
 		Timeout: 2 * time.Second, Meters: func(context.Context) []fleet.Meter {
 			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, 10).Burst(100), fleet.Slots("t/slots", 2)}
 		}})

@@ -134,7 +134,8 @@ func TestScriptCooldowns(t *testing.T) {
 
 	for _, key := range []string{"t/rate", "t/day", "t/slots"} { // among others, wherever it stands
 		c := newClocked(t)
-		l := c.limits(fleet.Rate("t/rate", 5, 1), fleet.Quota("t/day", 5, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("t/slots", 5))
+		l := c.limits(fleet.Rate("t/rate", 5, 1), fleet.Quota("t/day", 5, throttle.Window{Per: throttle.Day}, 1),
+			fleet.Slots("t/slots", 5))
 		require.Nil(t, c.reserve(l, 0))
 		require.NoError(t, l.Cooldown(t.Context(), key, time.Hour))
 		e := c.reserve(l, 0)
@@ -399,7 +400,8 @@ func TestFailoverUnderTwoProcesses(t *testing.T) {
 	next := client(t, replica.Addr).(*redis.Client)
 	replicate(t, next, replication.Addr())
 
-	j := job{Kind: "play", Addrs: []string{front.Addr()}, Name: name(t), Often: 0.05, Until: time.Now().Add(6 * time.Second)}
+	j := job{Kind: "play", Addrs: []string{front.Addr()}, Name: name(t), Often: 0.05,
+		Until: time.Now().Add(6 * time.Second)}
 	var all []*process
 	for j.Number = range 2 {
 		all = append(all, start(t, j))

@@ -24,7 +24,8 @@ import (
 // recipes returns a Redis of the test's own, in which no limit of a recipe is used yet.
 func recipes(t *testing.T) *redis.Client {
 	server := services.NewRedis(t)
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1,
+		DialerRetries: 1})
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }
@@ -162,9 +163,10 @@ func TestRecipeFromOneProcessToMany(t *testing.T) {
 				throttle.New(throttle.Config{Name: "tokens", Rate: 1000, Cost: cost}))
 			return limits.Reserve(ctx)
 		}
-		limits := fleet.New(fleet.Config{Name: "api", Eval: resilienceredis.Eval(rdb), Meters: func(ctx context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate("api/requests", 10, 1), fleet.Rate("api/tokens", 1000, cost(ctx)).Estimated()}
-		}})
+		limits := fleet.New(fleet.Config{Name: "api", Eval: resilienceredis.Eval(rdb),
+			Meters: func(ctx context.Context) []fleet.Meter {
+				return []fleet.Meter{fleet.Rate("api/requests", 10, 1), fleet.Rate("api/tokens", 1000, cost(ctx)).Estimated()}
+			}})
 		return limits.Reserve(ctx)
 	}
 	for _, many = range []bool{false, true} {

@@ -27,7 +27,8 @@ func limitsOn(c redis.UniversalClient, cfg fleet.Config, meters ...fleet.Meter) 
 }
 
 // kindsOfKeys are the kinds of state that the script keeps in Redis, in keys of a tenant.
-var kindsOfKeys = map[string]string{"rate": "r:", "quota": "q:", "day": "q:", "slots": "s:", "cooldown": "c:", "waiters": "w:", "polls": "p:"}
+var kindsOfKeys = map[string]string{"rate": "r:", "quota": "q:", "day": "q:", "slots": "s:", "cooldown": "c:",
+	"waiters": "w:", "polls": "p:"}
 
 // TestUnreadableStateCountsAsAbsent writes over the state of one tenant, as an operator may. Its calls are admitted,
 // settled and renewed as if the key was absent, and no call of another tenant is refused.
@@ -35,15 +36,16 @@ func TestUnreadableStateCountsAsAbsent(t *testing.T) {
 	c := client(t, services.NewRedis(t).Addr).(*redis.Client)
 	type tenantKey struct{}
 	outages := 0
-	l := limitsOn(c, fleet.Config{MaxWait: 200 * time.Millisecond, Timeout: time.Second, Meters: func(ctx context.Context) []fleet.Meter {
-		tenant := ctx.Value(tenantKey{}).(string)
-		return []fleet.Meter{
-			fleet.Rate(tenant+"/rate", 1e9, 1).Estimated(),
-			fleet.Quota(tenant+"/quota", 1e9, throttle.Window{Every: time.Hour}, 1).Estimated(),
-			fleet.Quota(tenant+"/day", 1e9, throttle.Window{Per: throttle.Day}, 1).Estimated(),
-			fleet.Slots(tenant+"/slots", 2),
-		}
-	}})
+	l := limitsOn(c, fleet.Config{MaxWait: 200 * time.Millisecond, Timeout: time.Second,
+		Meters: func(ctx context.Context) []fleet.Meter {
+			tenant := ctx.Value(tenantKey{}).(string)
+			return []fleet.Meter{
+				fleet.Rate(tenant+"/rate", 1e9, 1).Estimated(),
+				fleet.Quota(tenant+"/quota", 1e9, throttle.Window{Every: time.Hour}, 1).Estimated(),
+				fleet.Quota(tenant+"/day", 1e9, throttle.Window{Per: throttle.Day}, 1).Estimated(),
+				fleet.Slots(tenant+"/slots", 2),
+			}
+		}})
 	l.Observe(func(_ context.Context, e throttle.Event) {
 		if e.Kind != throttle.EventRefused {
 			outages++
@@ -114,7 +116,8 @@ func TestFullRedisFreesSlots(t *testing.T) {
 
 	short.Settle(0)
 	spent.Settle(4)
-	require.Eventually(t, func() bool { return slots.Stats().Unsettled+tokens.Stats().Unsettled == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return slots.Stats().Unsettled+tokens.Stats().Unsettled == 0 },
+		5*time.Second, time.Millisecond)
 	require.EqualValues(t, 1, c.ZCard(t.Context(), "limits:{tenant}:s:run").Val())
 	select {
 	case <-long.Lost():
@@ -122,7 +125,8 @@ func TestFullRedisFreesSlots(t *testing.T) {
 	case <-time.After(3 * time.Second):
 	}
 	long.Settle(0)
-	require.Eventually(t, func() bool { return c.ZCard(t.Context(), "limits:{tenant}:s:run").Val() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.ZCard(t.Context(), "limits:{tenant}:s:run").Val() == 0 },
+		5*time.Second, time.Millisecond)
 
 	calls := limitsOn(c, fleet.Config{}, fleet.Rate("tenant/calls", 10, 1))
 	err = calls.Do(t.Context(), func(context.Context) error { return nil })

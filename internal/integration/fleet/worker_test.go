@@ -125,7 +125,8 @@ func (p *process) kill() {
 // do does the job, in a process of its own.
 func (j job) do() {
 	rdb := redis.NewUniversalClient(options(j.Addrs))
-	l := &line{eval: resilienceredis.Eval(rdb), each: resilienceredis.EvalEach(rdb), often: j.Often, random: rand.New(rand.NewPCG(uint64(j.Number), 1))}
+	l := &line{eval: resilienceredis.Eval(rdb), each: resilienceredis.EvalEach(rdb), often: j.Often,
+		random: rand.New(rand.NewPCG(uint64(j.Number), 1))}
 	j.prepare(l, rdb)
 	cfg := fleet.Config{
 		Name: j.Name, Eval: l.Eval, Lease: time.Second, Timeout: 200 * time.Millisecond, RetryEvery: 100 * time.Millisecond,
@@ -372,5 +373,6 @@ func windowNumber(direct redis.UniversalClient, key string) (n int64) {
 }
 
 func options(addrs []string) *redis.UniversalOptions {
-	return &redis.UniversalOptions{Addrs: addrs, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1, MaxRedirects: 3}
+	return &redis.UniversalOptions{Addrs: addrs, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
+		MaxRedirects: 3}
 }

@@ -52,7 +52,8 @@ func newDatabase(r *run, driver string, idle time.Duration) *database {
 			`SELECT concat('KILL ', id) FROM information_schema.processlist WHERE db = '`+name+`'`)
 		cfg.DBName = name
 		patient = cfg.FormatDSN()
-		cfg.Params = map[string]string{"innodb_lock_wait_timeout": "1", "wait_timeout": fmt.Sprint(max(1, int(idle.Seconds())))}
+		cfg.Params = map[string]string{"innodb_lock_wait_timeout": "1",
+			"wait_timeout": fmt.Sprint(max(1, int(idle.Seconds())))}
 		d.dsn = cfg.FormatDSN()
 	default:
 		patient = "file:" + filepath.Join(r.dir, name) +

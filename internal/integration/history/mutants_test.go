@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var withMutants = flag.Bool("history.mutants", false, "build the mutants of the library and find them, a minute each at most")
+var withMutants = flag.Bool("history.mutants", false,
+	"build the mutants of the library and find them, a minute each at most")
 
 // A mutant is a mistake in the library that the checker of a target must find.
 type mutant struct {
@@ -81,7 +82,8 @@ func build(t *testing.T, m mutant) string {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
 	bin := filepath.Join(dir, "mutant")
-	out, err := exec.Command("go", "test", "-c", "-o", bin, "-overlay", filepath.Join(dir, "overlay.json"), ".").CombinedOutput()
+	out, err := exec.Command("go", "test", "-c", "-o", bin, "-overlay", filepath.Join(dir, "overlay.json"),
+		".").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return bin
 }

@@ -36,8 +36,9 @@ import (
 
 var (
 	forTime = flag.Duration("history.for", 6*time.Second, "how long histories of each target are made")
-	theSeed = flag.Uint64("history.seed", 0, "the seed of the first history; the next has the next number; 0 for a new one")
-	outDir  = flag.String("history.out", os.TempDir(), "where the page of a violation goes")
+	theSeed = flag.Uint64("history.seed", 0,
+		"the seed of the first history; the next has the next number; 0 for a new one")
+	outDir = flag.String("history.out", os.TempDir(), "where the page of a violation goes")
 )
 
 // A target is what histories are made of.
@@ -173,7 +174,8 @@ var checking sync.Mutex
 
 // history makes one history, with processes that run bin, and checks it.
 func history(t *testing.T, tg *target, bin string, seed uint64) *run {
-	r := &run{T: t, tg: tg, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), bin: bin, dir: t.TempDir(), did: make(map[string]int)}
+	r := &run{T: t, tg: tg, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), bin: bin, dir: t.TempDir(),
+		did: make(map[string]int)}
 	tg.begin(r)
 	ctx, cancel := context.WithTimeout(t.Context(), tg.length)
 	defer cancel()
@@ -187,7 +189,8 @@ func history(t *testing.T, tg *target, bin string, seed uint64) *run {
 				one.do(rng)
 				r.count("fault: "+one.name, 1)
 				r.mu.Lock()
-				r.faults = append(r.faults, porcupine.Annotation{Tag: fmt.Sprintf("faults %d", i), Start: begun, End: now(), Description: one.name})
+				r.faults = append(r.faults, porcupine.Annotation{Tag: fmt.Sprintf("faults %d", i), Start: begun, End: now(),
+					Description: one.name})
 				r.mu.Unlock()
 			}
 		})
@@ -261,7 +264,8 @@ type worker struct {
 func (r *run) start(addr string) {
 	plan, err := json.Marshal(r.plan)
 	require.NoError(r, err)
-	p := &process{told: worker{Target: r.tg.name, Place: len(r.workers), Seed: r.seed, Dir: r.dir, Addr: addr, Plan: plan}, result: make(chan error, 1)}
+	p := &process{told: worker{Target: r.tg.name, Place: len(r.workers), Seed: r.seed, Dir: r.dir, Addr: addr,
+		Plan: plan}, result: make(chan error, 1)}
 	r.workers = append(r.workers, p)
 	r.Cleanup(func() { p.end(syscall.SIGKILL) })
 	go func() {
@@ -407,7 +411,8 @@ type journal[T any] struct {
 }
 
 func newJournal[T any](w *worker) *journal[T] {
-	f, err := os.OpenFile(filepath.Join(w.Dir, fmt.Sprintf("%d.ops", w.Number)), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(filepath.Join(w.Dir, fmt.Sprintf("%d.ops", w.Number)), os.O_CREATE|os.O_WRONLY|os.O_APPEND,
+		0o600)
 	if err != nil {
 		panic(err)
 	}
@@ -485,7 +490,8 @@ const patience = 5 * time.Second // for the check of one part of a history
 // operations could be those of a history at all; nil: any could.
 func (r *run) judge(what string, model porcupine.Model, ops []porcupine.Operation, possible func([]porcupine.Operation) bool) *finding {
 	illegal := func(ops []porcupine.Operation) bool {
-		return (possible == nil || possible(ops)) && porcupine.CheckOperationsTimeout(model, ops, patience) == porcupine.Illegal
+		return (possible == nil || possible(ops)) &&
+			porcupine.CheckOperationsTimeout(model, ops, patience) == porcupine.Illegal
 	}
 	switch porcupine.CheckOperationsTimeout(model, ops, patience) {
 	case porcupine.Ok:
@@ -532,7 +538,8 @@ func (f *finding) write(r *run) {
 	ms := func(at int64) float64 { return float64(at-first) / 1e6 }
 	fmt.Fprintf(&b, "%s, seed %d, settings %+v\n", r.tg.name, r.seed, r.plan)
 	line := func(w io.Writer, op porcupine.Operation) {
-		fmt.Fprintf(w, "%10.3f to %10.3f ms  client %3d  %s\n", ms(op.Call), ms(op.Return), op.ClientId, f.model.DescribeOperation(op.Input, op.Output))
+		fmt.Fprintf(w, "%10.3f to %10.3f ms  client %3d  %s\n", ms(op.Call), ms(op.Return), op.ClientId,
+			f.model.DescribeOperation(op.Input, op.Output))
 	}
 	for _, op := range f.ops {
 		line(&b, op)

@@ -63,14 +63,16 @@ func sagaStore(d *database, driver string) store.Store {
 	if driver == "memory" {
 		return saga.NewMemory()
 	}
-	return sqlstore.New(d.DB, map[string]sqlstore.Dialect{"pgx": sqlstore.PostgreSQL, "mysql": sqlstore.MySQL, "sqlite": sqlstore.SQLite}[driver], sqlstore.Config{})
+	return sqlstore.New(d.DB, map[string]sqlstore.Dialect{"pgx": sqlstore.PostgreSQL, "mysql": sqlstore.MySQL,
+		"sqlite": sqlstore.SQLite}[driver], sqlstore.Config{})
 }
 
 // A sagaOp is one operation on one saga. A Claim is one for each saga that it may claim.
 type sagaOp struct {
 	Kind string // start, claim, commit, cancel, signal, signals, load
 	ID   string
-	Done string `json:",omitempty"` // how it ended: ok, other (start: the saga existed), fenced, none (no saga); empty: unknown
+	// how it ended: ok, other (start: the saga existed), fenced, none (no saga); empty: unknown
+	Done string `json:",omitempty"`
 
 	Owner             string `json:",omitempty"` // of a start or a claim
 	Epoch, Seq, Nonce int64  `json:",omitempty"` // of a commit; and of a start
@@ -95,7 +97,8 @@ type sagaRecord struct {
 }
 
 func recordOf(rec store.Record) *sagaRecord {
-	r := &sagaRecord{Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rec.Nonce, Owner: rec.Owner, Ended: rec.Status.Ended(), Canceled: rec.CancelRequested}
+	r := &sagaRecord{Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rec.Nonce, Owner: rec.Owner, Ended: rec.Status.Ended(),
+		Canceled: rec.CancelRequested}
 	if rec.Owner != "" {
 		r.Until = rec.WakeAt.UnixMicro()
 	}
@@ -162,28 +165,32 @@ func attempt[T any](p *sagaProcess, fn func(ctx context.Context) (T, error)) (no
 
 func (p *sagaProcess) act(client int, rng *rand.Rand) {
 	generation := now() / int64(lifeOfSagas)
-	id, def := fmt.Sprintf("%d.%d", generation, rng.IntN(p.Sagas)), store.Definition{Saga: fmt.Sprint(generation), Version: 1}
+	id, def := fmt.Sprintf("%d.%d", generation, rng.IntN(p.Sagas)), store.Definition{Saga: fmt.Sprint(generation),
+		Version: 1}
 	switch n := rng.IntN(20); {
 	case n < 4:
-		req := store.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, State: []byte("{}"), Progress: []byte("{}"), Nonce: rng.Int64(), Log: make([]store.Entry, 1+rng.IntN(2))}
+		req := store.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, State: []byte("{}"),
+			Progress: []byte("{}"), Nonce: rng.Int64(), Log: make([]store.Entry, 1+rng.IntN(2))}
 		if rng.IntN(2) == 0 {
 			req.Owner, req.LeaseTTL = p.owner(), p.LeaseTTL
 		}
-		p.do(client, sagaOp{Kind: "start", ID: id, Nonce: req.Nonce, Owner: req.Owner, Log: int64(len(req.Log))}, func(op *sagaOp, _ func()) {
-			type answer struct {
-				store.Record
-				created bool
-			}
-			a, err := attempt(p, func(ctx context.Context) (answer, error) {
-				rec, created, err := p.store.Start(ctx, req)
-				return answer{rec, created}, err
+		p.do(client, sagaOp{Kind: "start", ID: id, Nonce: req.Nonce, Owner: req.Owner, Log: int64(len(req.Log))},
+			func(op *sagaOp, _ func()) {
+				type answer struct {
+					store.Record
+					created bool
+				}
+				a, err := attempt(p, func(ctx context.Context) (answer, error) {
+					rec, created, err := p.store.Start(ctx, req)
+					return answer{rec, created}, err
+				})
+				if p.settle(op, a.Record, err); err == nil && !a.created {
+					op.Done = "other"
+				}
 			})
-			if p.settle(op, a.Record, err); err == nil && !a.created {
-				op.Done = "other"
-			}
-		})
 	case n < 8:
-		req := store.ClaimRequest{Owner: p.owner(), LeaseTTL: p.LeaseTTL, Limit: 1 + rng.IntN(3), Definitions: []store.Definition{def}}
+		req := store.ClaimRequest{Owner: p.owner(), LeaseTTL: p.LeaseTTL, Limit: 1 + rng.IntN(3),
+			Definitions: []store.Definition{def}}
 		p.do(client, sagaOp{Kind: "claim", ID: def.Saga, Owner: req.Owner}, func(op *sagaOp, _ func()) {
 			recs, err := attempt(p, func(ctx context.Context) ([]store.Record, error) { return p.store.Claim(ctx, req) })
 			if err == nil {
@@ -212,7 +219,8 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 			req.Status = saga.Completed
 		}
 		for done := ""; done == ""; { // an answer that was lost: once more, as it was
-			p.do(client, sagaOp{Kind: "commit", ID: id, Epoch: req.Epoch, Seq: req.Seq, Nonce: req.Nonce, Log: int64(len(req.Log)), Release: req.Release, End: req.Status.Ended()}, func(op *sagaOp, _ func()) {
+			p.do(client, sagaOp{Kind: "commit", ID: id, Epoch: req.Epoch, Seq: req.Seq, Nonce: req.Nonce,
+				Log: int64(len(req.Log)), Release: req.Release, End: req.Status.Ended()}, func(op *sagaOp, _ func()) {
 				rc, err := attempt(p, func(ctx context.Context) (store.Receipt, error) { return p.store.Commit(ctx, req) })
 				switch {
 				case err == nil:
@@ -399,12 +407,15 @@ func TestCommitThatIsRepeatedIsOne(t *testing.T) {
 // A cancellation without an answer may have been seen by a commit alone.
 func TestCancellationThatACommitTellsOfIsKept(t *testing.T) {
 	ops := []porcupine.Operation{
-		{ClientId: 1, Call: 0, Return: 1, Input: sagaOp{Kind: "start", Done: "ok", Nonce: 6, Log: 1, Got: &sagaRecord{Seq: 1, Nonce: 6}}},
+		{ClientId: 1, Call: 0, Return: 1,
+			Input: sagaOp{Kind: "start", Done: "ok", Nonce: 6, Log: 1, Got: &sagaRecord{Seq: 1, Nonce: 6}}},
 		{ClientId: 2, Call: 2, Return: unknown, Input: sagaOp{Kind: "cancel"}},
-		{ClientId: 1, Call: 3, Return: 4, Input: sagaOp{Kind: "commit", Done: "ok", Nonce: 7, Seq: 1, Log: 1, Got: &sagaRecord{Canceled: true}}},
+		{ClientId: 1, Call: 3, Return: 4,
+			Input: sagaOp{Kind: "commit", Done: "ok", Nonce: 7, Seq: 1, Log: 1, Got: &sagaRecord{Canceled: true}}},
 	}
 	require.True(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), sagaNeeded(ops)))
-	require.False(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), slices.Delete(slices.Clone(ops), 1, 2)), "nobody has canceled")
+	require.False(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), slices.Delete(slices.Clone(ops), 1, 2)),
+		"nobody has canceled")
 }
 
 func sagaModel(plan sagaPlan) porcupine.Model {
@@ -516,7 +527,8 @@ func sagaCheck(r *run) *finding {
 		if op.Done == "" {
 			ret = unknown
 		}
-		byID[op.ID] = append(byID[op.ID], porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: op, Call: e.Call, Return: ret})
+		byID[op.ID] = append(byID[op.ID],
+			porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: op, Call: e.Call, Return: ret})
 	}
 	entries := read[sagaOp](r)
 	generations := make(map[string]map[string]bool)
@@ -575,7 +587,8 @@ func sagaCheck(r *run) *finding {
 			}
 		}
 		ops = append(ops, porcupine.Operation{ClientId: 1000, Input: sagaOp{Kind: "last"}, Call: last + 1, Return: last + 2})
-		if found := r.judge(fmt.Sprintf("%s: saga %s is not a register", plan.Driver, id), sagaModel(plan), ops, sagaPossible); found != nil {
+		if found := r.judge(fmt.Sprintf("%s: saga %s is not a register", plan.Driver, id), sagaModel(plan), ops,
+			sagaPossible); found != nil {
 			// What was left out may explain it: then it is none.
 			all = append(all, ops[len(ops)-1])
 			switch porcupine.CheckOperationsTimeout(sagaModel(plan), all, 10*patience) {

@@ -26,7 +26,8 @@ func waiting(t *testing.T, db *sql.DB, n int) *saga.Saga[nothing] {
 	sg, steps := fiveSteps(), ""
 	for i := range 5 {
 		name := fmt.Sprint("s", i)
-		steps += fmt.Sprintf(`,{"n":%q,"s":%q}`, name, map[bool]saga.StepStatus{true: saga.StepStarted, false: saga.StepIdle}[i == 0])
+		steps += fmt.Sprintf(`,{"n":%q,"s":%q}`, name,
+			map[bool]saga.StepStatus{true: saga.StepStarted, false: saga.StepIdle}[i == 0])
 	}
 	_, err := db.Exec(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, created_at, updated_at)
 		SELECT 'trip-' || i, 'trip', 0, 'running', '{}', '{"steps":[' || $1 || ']}', 1, 1, '', 0, 1, 1, 1 FROM generate_series(1, $2::int) i`, steps[1:], n)

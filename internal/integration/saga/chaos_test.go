@@ -107,10 +107,12 @@ func newChaos(t *testing.T, d database, workers, sagas int) *chaos {
 		// On a slow machine a saga may make no progress between many kills, and is
 		// not poisoned: a saga that never does so fails the test by its deadline.
 		Takeovers: -1,
-		Faults:    faults{Refuse: 0.03, Fail: 0.05, LoseReply: 0.06, Late: 0.03, Stall: 0.001, LoseCommit: 0.02, LateCommit: 0.05},
+		Faults: faults{Refuse: 0.03, Fail: 0.05, LoseReply: 0.06, Late: 0.03, Stall: 0.001, LoseCommit: 0.02,
+			LateCommit: 0.05},
 	}}
 	// A start every 15 ms, or faster if there are very many.
-	c.config.Every = time.Duration(workers) * min(15*time.Millisecond, max(4*time.Millisecond, 200*time.Second/time.Duration(sagas)))
+	c.config.Every = time.Duration(workers) * min(15*time.Millisecond,
+		max(4*time.Millisecond, 200*time.Second/time.Duration(sagas)))
 	for _, table := range []string{effectTable, appliedTable} {
 		_, err := c.db.Exec(table)
 		require.NoError(t, err)

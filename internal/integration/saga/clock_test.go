@@ -10,7 +10,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestClockGoesBackAndOwnerDies moves all times of the tables ahead by an hour, which is the same as to set the clock of
+// TestClockGoesBackAndOwnerDies moves all times of the tables ahead by an hour, which is the same
+// as to set the clock of
 // the database back.
 func TestClockGoesBackAndOwnerDies(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {

@@ -127,7 +127,8 @@ func newSchema(t testing.TB) (dsn, schema string) {
 		// deadlock with the dropping of its tables.
 		require.Eventually(t, func() bool {
 			var left int
-			err := db.QueryRow(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1`, schema).Scan(&left)
+			err := db.QueryRow(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1`,
+				schema).Scan(&left)
 			return err == nil && left == 0
 		}, time.Minute, 10*time.Millisecond)
 		_, err := db.Exec("DROP SCHEMA " + schema + " CASCADE")

@@ -53,13 +53,15 @@ func TestMigrate(t *testing.T) {
 		require.NoError(t, st.Check(ctx))
 		_, err = db.Exec(`UPDATE saga_schema SET compatible = 98`)
 		require.NoError(t, err)
-		require.ErrorContains(t, st.Migrate(ctx), "they are of version 99, for programs from version 98 on, and this program is of version 1")
+		require.ErrorContains(t, st.Migrate(ctx),
+			"they are of version 99, for programs from version 98 on, and this program is of version 1")
 		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
 		_, err = db.Exec(`UPDATE saga_schema SET version = 1, compatible = 1`)
 		require.NoError(t, err)
 		_, err = db.Exec(`DROP TABLE saga_log`)
 		require.NoError(t, err)
-		require.ErrorContains(t, st.Migrate(ctx), "the tables are not those of their version, or another program's (use Config.Prefix)")
+		require.ErrorContains(t, st.Migrate(ctx),
+			"the tables are not those of their version, or another program's (use Config.Prefix)")
 		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
 	})
 }
@@ -103,7 +105,8 @@ func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 
 		_, err = db.Exec(`UPDATE saga_barrier SET reason = '3 2' WHERE op = 'version'`)
 		require.NoError(t, err)
-		err = saga.Apply(saga.WithCommand(ctx, saga.Command{ID: "trip-2/book/book/do"}), db, func(*sql.Tx) error { applied++; return nil })
+		err = saga.Apply(saga.WithCommand(ctx, saga.Command{ID: "trip-2/book/book/do"}), db,
+			func(*sql.Tx) error { applied++; return nil })
 		require.ErrorContains(t, err, "they are of version 3, for programs from version 2 on, and this program is of version 1")
 		require.Equal(t, 1, applied)
 	})
@@ -199,7 +202,8 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	require.ErrorContains(t, err, "permission denied", config.User)
 	st := sqlstore.New(own, d.Dialect, sqlstore.Config{})
 	require.NoError(t, st.Migrate(t.Context()))
-	_, _, err = st.Start(t.Context(), store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+	_, _, err = st.Start(t.Context(),
+		store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 	require.NoError(t, err)
 }
 
@@ -254,7 +258,8 @@ func TestSignalInATransactionWaitsForNoOther(t *testing.T) {
 	d := newDatabase(t, sqlstore.MySQL).with(t, "innodb_lock_wait_timeout", 5)
 	st, db, ctx := d.store(t), d.open(t), t.Context()
 	for _, id := range []string{"a", "b"} {
-		_, _, err := st.Start(ctx, store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		_, _, err := st.Start(ctx, store.StartRequest{ID: id, Saga: "trip", Status: saga.Running,
+			Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	for _, id := range []string{"a", "b"} {
@@ -368,7 +373,8 @@ func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	child := &saga.Saga[nothing]{Name: "parcel", Steps: []saga.Step[nothing]{{Name: "packed", Await: "packed"}}}
 	begin := func(*nothing) (nothing, error) { return nothing{}, nil }
 	waits := &saga.Saga[nothing]{Name: "waits", Steps: []saga.Step[nothing]{{Name: "paid", Await: "paid"}}}
-	parent := &saga.Saga[nothing]{Name: "order", Steps: []saga.Step[nothing]{{Name: "parcel", Child: saga.ChildOf(child, begin, nil)}}}
+	parent := &saga.Saga[nothing]{Name: "order",
+		Steps: []saga.Step[nothing]{{Name: "parcel", Child: saga.ChildOf(child, begin, nil)}}}
 	r := saga.NewRunner(store(), saga.RunnerConfig{Poll: time.Hour})
 	saga.Register(r, waits)
 	saga.Register(r, parent)
@@ -406,7 +412,8 @@ func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 		}, err: saga.ErrCanceled},
 		"Hasten": {sg: parent, wake: func(id string) error {
 			parked(saga.ChildID(id, "parcel", 0))
-			return elsewhere.Operate(t.Context(), saga.ChildID(id, "parcel", 0), saga.Operation{Action: saga.ActionAbandon, Note: "lost"})
+			return elsewhere.Operate(t.Context(), saga.ChildID(id, "parcel", 0),
+				saga.Operation{Action: saga.ActionAbandon, Note: "lost"})
 		}, err: saga.ErrCompensated},
 	} {
 		_, err := saga.Register(r, c.sg).Start(t.Context(), name, nothing{})

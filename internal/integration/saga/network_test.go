@@ -74,15 +74,16 @@ func TestHalfOpenConnectionCostsNoLease(t *testing.T) {
 	store := sqlstore.New(db, far.Dialect, sqlstore.Config{})
 	const lease = 4 * time.Second
 	begun, ended := make(chan struct{}), make(chan error, 1)
-	sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
-		close(begun)
-		select {
-		case <-ctx.Done():
-		case <-time.After(2 * lease):
-		}
-		ended <- ctx.Err()
-		return nil
-	}}}}
+	sg := &saga.Saga[nothing]{Name: "trip",
+		Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
+			close(begun)
+			select {
+			case <-ctx.Done():
+			case <-time.After(2 * lease):
+			}
+			ended <- ctx.Err()
+			return nil
+		}}}}
 	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: lease, Poll: time.Hour})
 	sagas := saga.Register(r, sg)
 	run(t, r)

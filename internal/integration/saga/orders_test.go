@@ -60,7 +60,9 @@ func TestChaosOfOrders(t *testing.T) {
 			}
 			if rand.IntN(100) < 40 {
 				time.Sleep(rand.N(4 * time.Second))
-				if err := shop.Operate(ctx, o.ID, saga.Operation{Action: saga.ActionCancel, Note: "found it cheaper"}); err != nil && !errors.Is(err, saga.ErrNotAllowed) {
+				if err := shop.Operate(ctx, o.ID,
+					saga.Operation{Action: saga.ActionCancel, Note: "found it cheaper"}); err != nil &&
+					!errors.Is(err, saga.ErrNotAllowed) {
 					t.Error(err)
 				}
 			}
@@ -103,7 +105,8 @@ func TestChaosOfOrders(t *testing.T) {
 		}
 		for account, want := range want {
 			var sum int
-			require.NoError(t, db.QueryRow(`SELECT coalesce(sum(amount), 0) FROM book WHERE account = $1 AND id = $2`, account, o.ID).Scan(&sum))
+			require.NoError(t, db.QueryRow(`SELECT coalesce(sum(amount), 0) FROM book WHERE account = $1 AND id = $2`,
+				account, o.ID).Scan(&sum))
 			require.Equal(t, want, sum, "%s of %s, which is %s", account, o.ID, in.Status)
 		}
 		for n := range in.Steps[3].Children {
@@ -129,7 +132,8 @@ func pay(t *testing.T, db *sql.DB, shop *saga.Runner, o order) {
 		}
 	}
 	var invoiced bool
-	if err := db.QueryRow(`SELECT EXISTS (SELECT FROM book WHERE account = 'bank' AND id = $1)`, o.ID).Scan(&invoiced); err != nil {
+	if err := db.QueryRow(`SELECT EXISTS (SELECT FROM book WHERE account = 'bank' AND id = $1)`,
+		o.ID).Scan(&invoiced); err != nil {
 		t.Error(err)
 	}
 	if !invoiced {
@@ -172,7 +176,8 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 		return err
 	}
 	step := func(name string) saga.Step[order] {
-		return saga.Step[order]{Name: name, UndoAttempts: saga.Unlimited, Backoff: saga.Exponential(10*time.Millisecond, time.Second)}
+		return saga.Step[order]{Name: name, UndoAttempts: saga.Unlimited,
+			Backoff: saga.Exponential(10*time.Millisecond, time.Second)}
 	}
 	reserve, invoice, payment, parcels := step("reserve"), step("invoice"), step("payment"), step("parcels")
 	reserve.Do = func(ctx context.Context, o *order) error { return book(ctx, "goods", o.ID, -o.Parcels) }
@@ -192,12 +197,13 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 		Do:   func(ctx context.Context, p *parcel) error { return book(ctx, "carrier", p.Order, 1) },
 		Undo: func(ctx context.Context, p *parcel) error { return book(ctx, "carrier", p.Order, -1) },
 	}
-	deliver := saga.Step[parcel]{Name: "deliver", ReadOnly: true, Delay: 100 * time.Millisecond, Do: func(context.Context, *parcel) error {
-		if rand.IntN(100) < 5 {
-			return saga.Declined(errors.New("no such street"))
-		}
-		return nil
-	}}
+	deliver := saga.Step[parcel]{Name: "deliver", ReadOnly: true, Delay: 100 * time.Millisecond,
+		Do: func(context.Context, *parcel) error {
+			if rand.IntN(100) < 5 {
+				return saga.Declined(errors.New("no such street"))
+			}
+			return nil
+		}}
 	parcels.Child = saga.ChildrenOf(&saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{travel, deliver}},
 		func(o *order) ([]parcel, error) {
 			list := make([]parcel, o.Parcels)

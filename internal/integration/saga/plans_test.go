@@ -34,7 +34,8 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		sagas := *plansSagas
-		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5, saga.Running: 1000, saga.Stuck: 20})
+		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5,
+			saga.Running: 1000, saga.Stuck: 20})
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
 		seen := new(recorder)
@@ -60,7 +61,11 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 			"counts":                     func() error { _, err := st.Counts(ctx); return err },
 			"load":                       func() error { _, err := st.Load(ctx, "trip-7"); return err },
 			"history":                    func() error { _, err := st.History(ctx, "trip-7", 0, 100); return err },
-			"delete":                     func() error { _, err := st.DeleteEnded(ctx, saga.Completed, time.Hour, 100); return err },
+			"delete": func() error {
+				_,
+					err := st.DeleteEnded(ctx, saga.Completed, time.Hour, 100)
+				return err
+			},
 			"children": func() error {
 				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "trip-7", Step: "parcels"})
 				return err
@@ -76,7 +81,8 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 				return err
 			},
 			"heartbeat": func() error {
-				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", Held: []store.Held{{ID: "trip-7", Epoch: 1}, {ID: "trip-8", Epoch: 1}}})
+				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me",
+					Held: []store.Held{{ID: "trip-7", Epoch: 1}, {ID: "trip-8", Epoch: 1}}})
 				return err
 			},
 			"commit": func() error {
@@ -97,7 +103,8 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 			for _, s := range asked {
 				plan := explain(t, d, db, s)
 				for _, line := range plan {
-					require.NotRegexp(t, `Seq Scan on (saga|saga_log)( |$)|^SCAN (saga|saga_log|s)( |$)`, line, "%s: %s\n%s", name, s.text, strings.Join(plan, "\n"))
+					require.NotRegexp(t, `Seq Scan on (saga|saga_log)( |$)|^SCAN (saga|saga_log|s)( |$)`, line, "%s: %s\n%s",
+						name, s.text, strings.Join(plan, "\n"))
 				}
 			}
 		}
@@ -119,7 +126,8 @@ func TestSignalBesideTheStartOfItsSaga(t *testing.T) {
 	_, err := st.Post(t.Context(), store.PostRequest{ID: "trip", Name: "paid"})
 	require.ErrorIs(t, err, store.ErrNotFound)
 	start = func() {
-		_, _, err := d.store(t).Start(t.Context(), store.StartRequest{ID: "trip", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		_, _, err := d.store(t).Start(t.Context(),
+			store.StartRequest{ID: "trip", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	seen.take()
@@ -138,7 +146,8 @@ func TestClaimFromABacklogIsCheap(t *testing.T) {
 	fill(t, d, db, map[saga.Status]int{saga.Running: 5000})
 	seen := new(recorder)
 	st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
-	_, err := st.Claim(t.Context(), store.ClaimRequest{Owner: "me", Limit: 64, Definitions: []store.Definition{{Saga: "trip"}}})
+	_, err := st.Claim(t.Context(),
+		store.ClaimRequest{Owner: "me", Limit: 64, Definitions: []store.Definition{{Saga: "trip"}}})
 	require.NoError(t, err)
 	for _, s := range seen.take() {
 		var plan []struct {
@@ -245,7 +254,8 @@ func TestClaimPaysNothingForSagasOfOthers(t *testing.T) {
 			"nothing due here": {Saga: "trip", Version: 2},
 		} {
 			claim := func() error {
-				recs, err := p.store.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []store.Definition{known}})
+				recs, err := p.store.Claim(t.Context(),
+					store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []store.Definition{known}})
 				require.Empty(t, recs)
 				return err
 			}
@@ -255,7 +265,9 @@ func TestClaimPaysNothingForSagasOfOthers(t *testing.T) {
 			require.LessOrEqual(t, rows, 50, name)
 		}
 		claim := func() error {
-			recs, err := p.store.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 10, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
+			recs, err := p.store.Claim(t.Context(),
+				store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 10,
+					Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
 			require.Len(t, recs, 10)
 			return err
 		}
@@ -279,7 +291,8 @@ func TestBacklogHidesNoSaga(t *testing.T) {
 			require.NoError(t, err)
 		}
 		claim := func(limit int, known ...store.Definition) (ids []string) {
-			recs, err := st.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: limit, Definitions: known})
+			recs, err := st.Claim(t.Context(),
+				store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: limit, Definitions: known})
 			require.NoError(t, err)
 			for _, rec := range recs {
 				ids = append(ids, rec.ID)
@@ -341,7 +354,8 @@ func TestClaimReadsARowMoreForEachDefinition(t *testing.T) {
 				_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE id IN ('` + strings.Join(ids, "', '") + `')`)
 				require.NoError(t, err)
 				return func() error {
-					recs, err := p.store.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
+					recs, err := p.store.Claim(t.Context(),
+						store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
 					require.Len(t, recs, min(due, 64))
 					return err
 				}
@@ -379,7 +393,8 @@ func TestTableThatIsNotVacuumed(t *testing.T) {
 		rows int
 	}{
 		"claim": {func() error {
-			_, err := p.store.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []store.Definition{{Saga: "trip"}}})
+			_, err := p.store.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64,
+				Definitions: []store.Definition{{Saga: "trip"}}})
 			return err
 		}, 50},
 		"list running": {func() error {
@@ -521,7 +536,8 @@ func fillNamed(t testing.TB, d database, db *sql.DB, name string, dueIn time.Dur
 		numbers = `(SELECT ` + sum + ` AS i FROM ` + tables[1:] + ` HAVING i BETWEEN %d AND %d) AS g`
 	}
 	wake := fmt.Sprint(now, " + ", dueIn.Microseconds())
-	for _, status := range []saga.Status{saga.Completed, saga.Compensated, saga.Abandoned, saga.Running, saga.Compensating, saga.Stuck} {
+	for _, status := range []saga.Status{saga.Completed, saga.Compensated, saga.Abandoned, saga.Running,
+		saga.Compensating, saga.Stuck} {
 		if n[status] == 0 {
 			continue
 		}

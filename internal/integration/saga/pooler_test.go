@@ -34,7 +34,8 @@ func pooled(t *testing.T) (pooler *services.PgBouncer, dsn string) {
 	})
 	pooler = services.NewPgBouncer(t, name)
 	dsn = "postgres://postgres@" + pooler.Addr + "/" + name + "?default_query_exec_mode="
-	require.NoError(t, sqlstore.New(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.open(t), sqlstore.PostgreSQL, sqlstore.Config{}).Migrate(t.Context()))
+	require.NoError(t, sqlstore.New(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.open(t),
+		sqlstore.PostgreSQL, sqlstore.Config{}).Migrate(t.Context()))
 	return pooler, dsn
 }
 

@@ -20,12 +20,14 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 	texts := []any{"", "x", `{"a":1}`, "[]", "null", `[{"step":7}]`, strings.Repeat("[", 5000), "running"}
 	numbers := []any{-1, 0, math.MaxInt32, math.MinInt32, "x"}
 	columns := map[string][]any{
-		"version": numbers, "status": texts, "data": append(texts, []byte{0xff, 0xfe}), "steps": texts, "parent": texts, "parent_step": texts,
+		"version": numbers, "status": texts, "data": append(texts,
+			[]byte{0xff, 0xfe}), "steps": texts, "parent": texts, "parent_step": texts,
 		"seq": numbers, "nonce": {-1, 0, int64(math.MaxInt64), int64(math.MinInt64)}, "owner": texts, "epoch": numbers,
 		"failures": numbers, "takeovers": numbers, "last_error": texts, "cancel_note": texts, "wake_at": {"x"}, "created_at": numbers,
 	}
 	trip := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{
-		{Name: "a", Do: func(_ context.Context, n *int) error { *n++; return nil }, Undo: func(context.Context, *int) error { return nil }},
+		{Name: "a", Do: func(_ context.Context, n *int) error { *n++; return nil },
+			Undo: func(context.Context, *int) error { return nil }},
 		{Name: "b", Do: func(_ context.Context, n *int) error { *n++; return nil }, Pivot: true},
 	}}
 	onEach(t, func(t *testing.T, d database) {

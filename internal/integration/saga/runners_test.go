@@ -42,7 +42,8 @@ const markTable = `CREATE TABLE mark (id text)`
 
 // mark returns a DoTx or UndoTx that inserts a mark.
 func mark(ctx context.Context, tx *sql.Tx, _ *nothing) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO mark (id) VALUES ('`+saga.CommandFrom(ctx).ID+`')`) // each database has its own placeholders
+	// each database has its own placeholders
+	_, err := tx.ExecContext(ctx, `INSERT INTO mark (id) VALUES ('`+saga.CommandFrom(ctx).ID+`')`)
 	return err
 }
 
@@ -231,13 +232,15 @@ func skewed(t *testing.T, d database, by time.Duration) {
 				return nil
 			},
 		}
-		return &saga.Saga[nothing]{Name: "trip", Timeout: 10 * time.Minute, Steps: []saga.Step[nothing]{flaky, {Name: "last", Do: done, Undo: done}}}
+		return &saga.Saga[nothing]{Name: "trip", Timeout: 10 * time.Minute,
+			Steps: []saga.Step[nothing]{flaky, {Name: "last", Do: done, Undo: done}}}
 	}
 	var runners []*saga.Runner
 	var defs []*saga.Saga[nothing]
 	for range 2 {
 		// What no live process loses, and a wait for which each gives its sagas back.
-		r := saga.NewRunner(&skewedStore{d.store(t), by}, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 20 * time.Millisecond})
+		r := saga.NewRunner(&skewedStore{d.store(t), by},
+			saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 20 * time.Millisecond})
 		sg := def()
 		saga.Register(r, sg)
 		run(t, r)
@@ -263,7 +266,8 @@ func TestMixedVersions(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		v1 := &saga.Saga[nothing]{Name: "trip", Version: 1, Steps: []saga.Step[nothing]{{Name: "old", Do: done, Undo: done}}}
 		v2 := func() *saga.Saga[nothing] {
-			return &saga.Saga[nothing]{Name: "trip", Version: 2, Steps: []saga.Step[nothing]{{Name: "new", Do: done, Undo: done}}}
+			return &saga.Saga[nothing]{Name: "trip", Version: 2,
+				Steps: []saga.Step[nothing]{{Name: "new", Do: done, Undo: done}}}
 		}
 		config := quick(saga.RunnerConfig{})
 		both := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{}))

@@ -45,7 +45,8 @@ func TestShards(t *testing.T) {
 	}}
 	reg, shards, dbs := registry.New(), map[string]*saga.Runner{}, map[string]*sql.DB{}
 	far, proxy := proxied(t, newDatabase(t, sqlstore.PostgreSQL))
-	for name, d := range map[string]database{"north": newDatabase(t, sqlstore.PostgreSQL), "south": newDatabase(t, sqlstore.PostgreSQL), "far": far} {
+	for name, d := range map[string]database{"north": newDatabase(t, sqlstore.PostgreSQL),
+		"south": newDatabase(t, sqlstore.PostgreSQL), "far": far} {
 		dbs[name] = d.open(t)
 		_, err := dbs[name].Exec(markTable)
 		require.NoError(t, err)

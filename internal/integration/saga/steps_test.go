@@ -32,7 +32,8 @@ func steps(t *testing.T, file string, statements []statement) (n int) {
 			libc.Xfree(tls, p)
 		}
 	}()
-	require.EqualValues(t, sqlite3.SQLITE_OK, sqlite3.Xsqlite3_open_v2(tls, text(file), out, sqlite3.SQLITE_OPEN_READWRITE, 0))
+	require.EqualValues(t, sqlite3.SQLITE_OK,
+		sqlite3.Xsqlite3_open_v2(tls, text(file), out, sqlite3.SQLITE_OPEN_READWRITE, 0))
 	db := libc.AtomicLoadPUintptr(out)
 	defer sqlite3.Xsqlite3_close_v2(tls, db)
 	sqlite3.Xsqlite3_busy_timeout(tls, db, 60_000)

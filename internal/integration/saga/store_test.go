@@ -91,7 +91,8 @@ func TestCommitsShareStatements(t *testing.T) {
 	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	const sagas, commits = 32, 5
 	for i := range sagas {
-		_, _, err = st.Start(t.Context(), store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		_, _, err = st.Start(t.Context(),
+			store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	seen.reset()
@@ -100,7 +101,8 @@ func TestCommitsShareStatements(t *testing.T) {
 		wg.Go(func() {
 			for n := range int64(commits) {
 				_, err := st.Commit(t.Context(), store.CommitRequest{
-					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, State: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
+					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, State: []byte("data"), Log: make([]store.Entry,
+						3), Release: i%2 == 0,
 				})
 				if err != nil {
 					t.Error(err)
@@ -145,7 +147,8 @@ func TestLockedSagaDelaysNoOther(t *testing.T) {
 	st, ctx := d.store(t), t.Context()
 	const sagas = 16
 	for i := range sagas {
-		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running,
+			Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	tx, err := d.open(t).Begin()
@@ -162,7 +165,8 @@ func TestLockedSagaDelaysNoOther(t *testing.T) {
 		}
 		wg.Go(func() {
 			for n := range 5 {
-				if _, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: int64(1 + n), Status: saga.Running, Log: make([]store.Entry, 1)}); err != nil {
+				if _, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: int64(1 + n), Status: saga.Running,
+					Log: make([]store.Entry, 1)}); err != nil {
 					failed.Add(1)
 				}
 			}
@@ -197,7 +201,8 @@ func TestStartThatWaitsHoldsUpNoOther(t *testing.T) {
 			}
 			st, ctx := d.store(t), t.Context()
 			req := func(id string) store.StartRequest {
-				return store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Nonce: mathrand.Int64(), Log: make([]store.Entry, 1)}
+				return store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Nonce: mathrand.Int64(),
+					Log: make([]store.Entry, 1)}
 			}
 			tx, err := st.Begin(ctx)
 			require.NoError(t, err)
@@ -241,7 +246,8 @@ func TestStartOfASagaThatIsBeingDeleted(t *testing.T) {
 		req := store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]store.Entry, 1)}
 		_, _, err := other.Start(ctx, req)
 		require.NoError(t, err)
-		_, err = other.Commit(ctx, store.CommitRequest{ID: "a", Seq: 1, Status: saga.Completed, Release: true, Log: make([]store.Entry, 1)})
+		_, err = other.Commit(ctx, store.CommitRequest{ID: "a", Seq: 1, Status: saga.Completed, Release: true,
+			Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 		seen := new(recorder)
 		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
@@ -312,7 +318,8 @@ func TestBatchLooksIdsUp(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range sagas {
 			wg.Go(func() {
-				_, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running, Log: make([]store.Entry, 1)})
+				_, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running,
+					Log: make([]store.Entry, 1)})
 				if err == nil {
 					n.Add(1)
 				}
@@ -325,7 +332,8 @@ func TestBatchLooksIdsUp(t *testing.T) {
 		require.Zero(t, commitAll())
 	}
 	for i := range sagas {
-		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running,
+			Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	scans := func() (n int) {
@@ -347,10 +355,11 @@ func TestBarrierIsCleared(t *testing.T) {
 		}[d.Dialect]
 		db, ctx := d.open(t), t.Context()
 		apply := func(id string) (applied bool) {
-			require.NoError(t, saga.Apply(saga.WithCommand(ctx, saga.Command{ID: id + "/step/step/do"}), db, func(*sql.Tx) error {
-				applied = true
-				return nil
-			}))
+			require.NoError(t, saga.Apply(saga.WithCommand(ctx, saga.Command{ID: id + "/step/step/do"}), db,
+				func(*sql.Tx) error {
+					applied = true
+					return nil
+				}))
 			return applied
 		}
 		require.True(t, apply("old"))

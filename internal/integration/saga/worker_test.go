@@ -116,10 +116,11 @@ func work(config string) error {
 
 	p := &participant{db: remote, timeout: c.LeaseTTL / 2, c: &c}
 	defer p.late.Wait()
-	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]store.CommitRequest)}, saga.RunnerConfig{
-		Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10,
-		Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
-	})
+	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]store.CommitRequest)},
+		saga.RunnerConfig{
+			Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10,
+			Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
+		})
 	trip := chaosSaga(p)
 	trips := saga.Register(runner, trip)
 	var wg sync.WaitGroup
@@ -130,7 +131,8 @@ func work(config string) error {
 	next := c.Number
 	var last sql.NullString
 	for {
-		err := remote.QueryRowContext(ctx, c.Database.sql(`SELECT max(id) FROM saga WHERE id LIKE $1`), fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
+		err := remote.QueryRowContext(ctx, c.Database.sql(`SELECT max(id) FROM saga WHERE id LIKE $1`),
+			fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -218,7 +220,8 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	ticket.Undo = nil
 	quote := shared("quote", func(s *chaosTrip) *string { return &s.Quote })
 	rate := shared("rate", func(s *chaosTrip) *string { return &s.Rate })
-	return &saga.Saga[chaosTrip]{Name: "trip", Version: 1, Steps: []saga.Step[chaosTrip]{account, quote, rate, hotel, car, charge, ticket}}
+	return &saga.Saga[chaosTrip]{Name: "trip", Version: 1,
+		Steps: []saga.Step[chaosTrip]{account, quote, rate, hotel, car, charge, ticket}}
 }
 
 // quotedKey is the key of what quote and rate had said when a step began, and of what account says.
@@ -245,7 +248,8 @@ func (p *participant) effect(ctx context.Context, tx *sql.Tx, step, column strin
 		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET `+column+` = `+column+` + 1 WHERE saga_id = $1 AND step = $2`), sagaID, step)
 	}
 	if quoted, ok := ctx.Value(quotedKey{}).(string); ok && err == nil {
-		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET quoted = $1 WHERE saga_id = $2 AND step = $3`), quoted, sagaID, step)
+		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET quoted = $1 WHERE saga_id = $2 AND step = $3`),
+			quoted, sagaID, step)
 	}
 	return err
 }

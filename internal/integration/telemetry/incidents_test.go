@@ -55,9 +55,10 @@ func incidents() []incident {
 		fault("one of 300 shards", func(p *plant) *atomic.Bool { return &p.shardDown }, map[string][2]int{
 			"ResilienceBreakerKeyOpen shards": {11, 17},
 		}),
-		then(fault("a step that can be neither done nor undone", func(p *plant) *atomic.Bool { return &p.hotelClosed }, map[string][2]int{
-			"ResilienceSagaStuck worker trip": {3, 16},
-		}), (*plant).retryStuck),
+		then(fault("a step that can be neither done nor undone", func(p *plant) *atomic.Bool { return &p.hotelClosed },
+			map[string][2]int{
+				"ResilienceSagaStuck worker trip": {3, 16},
+			}), (*plant).retryStuck),
 		{"no runner runs", func(p *plant) { p.stop() }, func(p *plant) { p.run() }, map[string][2]int{
 			"ResilienceSagaDue worker trip": {8, 16},
 		}},

@@ -112,7 +112,8 @@ func (p *plant) users() (jobs []func()) {
 	rate := throttle.New(throttle.Config{Name: "users", Rate: 1e6})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: usual})
 	p.reg.MustAdd(retries, p.circuit, rate, slots)
-	call := resilience.Chain(p.tel.Call("users"), retries.Wrap, p.circuit.Wrap, rate.Wrap, slots.Wrap, p.tel.Attempt("users"))(dependency)
+	call := resilience.Chain(p.tel.Call("users"), retries.Wrap, p.circuit.Wrap, rate.Wrap, slots.Wrap,
+		p.tel.Attempt("users"))(dependency)
 	// A counter begins with its first count, of which a rate knows nothing: it begins here.
 	p.circuit.Trip(errDown, time.Hour)
 	_ = call(p.ctx)
@@ -183,7 +184,9 @@ func (p *plant) shards() []func() {
 }
 
 func (p *plant) limits() []func() {
-	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 0.1 / p.pace.Seconds(), Burst: 1}}) // which refuses most of the time
+	// which refuses most of the time
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants",
+		Rate: 0.1 / p.pace.Seconds(), Burst: 1}})
 	shed := adaptive.New(adaptive.Config{Name: "adaptive"})
 	tag := fmt.Sprintf("telemetry-%d", time.Now().UnixNano())
 	limits := fleet.New(fleet.Config{

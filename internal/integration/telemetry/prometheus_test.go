@@ -61,7 +61,8 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 	links := regexp.MustCompile(`(?s)- alert: (\w+).*?runbook_url: \S+/docs/runbook\.md#(\S+)`).FindAllStringSubmatch(read(t, alerts+"/resilience.rules.yml"), -1)
 	require.Len(t, links, 11)
 	for _, link := range links {
-		row := regexp.MustCompile("Alert `" + link[1] + "`; the row \\*(\\w+)\\* of the dashboard").FindStringSubmatch(sections[link[2]])
+		row := regexp.MustCompile("Alert `" + link[1] +
+			"`; the row \\*(\\w+)\\* of the dashboard").FindStringSubmatch(sections[link[2]])
 		require.Len(t, row, 2, "%s in %s", link[1], link[2])
 		require.Contains(t, rows, row[1])
 	}
@@ -73,10 +74,12 @@ func TestPrometheus(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: services.Redis(t), ContextTimeoutEnabled: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = rdb.Close() })
 	plant, collected := newPlant(t, 100*time.Millisecond, resilienceredis.Eval(rdb))
-	server := httptest.NewServer(promhttp.HandlerFor(collected, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
+	server := httptest.NewServer(promhttp.HandlerFor(collected,
+		promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	t.Cleanup(server.Close)
 	rules := read(t, alerts+"/resilience.rules.yml")
-	for _, change := range [][2]string{{`\[\d+m\]`, "[10s]"}, {`\[10m:1m\]`, "[10s:1s]"}, {`for: \d+m`, "for: 1s"}, {`offset \d+m`, "offset 5s"}, {`> 300\b`, "> 2"}} {
+	for _, change := range [][2]string{{`\[\d+m\]`, "[10s]"}, {`\[10m:1m\]`, "[10s:1s]"}, {`for: \d+m`, "for: 1s"},
+		{`offset \d+m`, "offset 5s"}, {`> 300\b`, "> 2"}} {
 		changed := regexp.MustCompile(change[0]).ReplaceAllString(rules, change[1])
 		require.NotEqual(t, rules, changed, "the rules have no %s any more", change[0])
 		rules = changed
@@ -225,7 +228,8 @@ func (p querier) firing() (all []string) {
 	p.get("alerts", nil, &data)
 	for _, a := range data.Alerts {
 		if a.State == "firing" {
-			all = append(all, strings.TrimSpace(strings.Join([]string{a.Labels["alertname"], a.Labels["resilience_name"], a.Labels["resilience_saga"]}, " ")))
+			all = append(all, strings.TrimSpace(strings.Join([]string{a.Labels["alertname"], a.Labels["resilience_name"],
+				a.Labels["resilience_saga"]}, " ")))
 		}
 	}
 	slices.Sort(all)

@@ -21,8 +21,9 @@ func started(t *testing.T, n int) (*memory.Store, []string) {
 	m, ids := memory.New(), make([]string, n)
 	for i := range ids {
 		ids[i] = strconv.Itoa((7 * i) % n)
-		_, _, err := m.Start(t.Context(), store.StartRequest{ID: ids[i], Saga: trip.Saga, Version: trip.Version, Status: store.Running,
-			State: []byte("data"), Progress: []byte("steps"), Log: []store.Entry{{Kind: "begun"}}})
+		_, _, err := m.Start(t.Context(),
+			store.StartRequest{ID: ids[i], Saga: trip.Saga, Version: trip.Version, Status: store.Running,
+				State: []byte("data"), Progress: []byte("steps"), Log: []store.Entry{{Kind: "begun"}}})
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 	}
@@ -30,15 +31,17 @@ func started(t *testing.T, n int) (*memory.Store, []string) {
 }
 
 func claim(t *testing.T, m *memory.Store, owner string, limit int) []store.Record {
-	recs, err := m.Claim(t.Context(), store.ClaimRequest{Owner: owner, LeaseTTL: time.Minute, Limit: limit, Definitions: []store.Definition{trip}})
+	recs, err := m.Claim(t.Context(),
+		store.ClaimRequest{Owner: owner, LeaseTTL: time.Minute, Limit: limit, Definitions: []store.Definition{trip}})
 	require.NoError(t, err)
 	return recs
 }
 
 // commit releases a saga of which a has the record.
 func commit(t *testing.T, m *memory.Store, a store.Record, status store.Status, failures int) {
-	_, err := m.Commit(t.Context(), store.CommitRequest{ID: a.ID, Epoch: a.Epoch, Seq: a.Seq, Nonce: 1, Status: status, Failures: failures,
-		Progress: a.Progress, Log: []store.Entry{{Kind: "done"}}, Release: true})
+	_, err := m.Commit(t.Context(),
+		store.CommitRequest{ID: a.ID, Epoch: a.Epoch, Seq: a.Seq, Nonce: 1, Status: status, Failures: failures,
+			Progress: a.Progress, Log: []store.Entry{{Kind: "done"}}, Release: true})
 	require.NoError(t, err)
 }
 
@@ -102,7 +105,8 @@ func TestRecordsAreCopies(t *testing.T) {
 func TestStoreUnderStress(t *testing.T) {
 	ctx := t.Context()
 	start := func(m *memory.Store, id string) {
-		_, _, _ = m.Start(ctx, store.StartRequest{ID: id, Saga: trip.Saga, Version: trip.Version, Status: store.Running, Owner: "a",
+		_, _, _ = m.Start(ctx, store.StartRequest{ID: id, Saga: trip.Saga, Version: trip.Version, Status: store.Running,
+			Owner:  "a",
 			Parent: "parent", ParentStep: "step", Log: []store.Entry{{Kind: "begun"}}})
 	}
 	calls := []func(m *memory.Store, i int){
@@ -114,7 +118,8 @@ func TestStoreUnderStress(t *testing.T) {
 			_, _ = m.Heartbeat(ctx, store.HeartbeatRequest{Owner: "a", Held: []store.Held{{ID: "first", Epoch: int64(i)}}})
 		},
 		func(m *memory.Store, i int) {
-			_, _ = m.Commit(ctx, store.CommitRequest{ID: "first", Epoch: 1, Seq: int64(i), Status: store.Completed, Log: []store.Entry{{Kind: "done"}}})
+			_, _ = m.Commit(ctx, store.CommitRequest{ID: "first", Epoch: 1, Seq: int64(i), Status: store.Completed,
+				Log: []store.Entry{{Kind: "done"}}})
 		},
 		func(m *memory.Store, _ int) {
 			_, _ = m.Post(ctx, store.PostRequest{ID: "first", Payload: []byte("why"), Cancel: true})

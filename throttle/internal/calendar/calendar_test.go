@@ -114,7 +114,8 @@ func TestPeriodsThatStartLater(t *testing.T) {
 		for _, w := range []calendar.Window{
 			{Per: "week"}, {Per: "week", At: 54 * hour}, {Per: "week", At: 7*24*hour - 1},
 			{Per: "day", At: 13*hour + 40*time.Minute}, {Per: "day", At: 2*hour + 30*time.Minute}, {Per: "day", At: 24*hour - 1},
-			{Per: "month", At: 27 * 24 * hour}, {Per: "month", From: 31, At: 28*24*hour - 1}, {Per: "month", From: 15, At: 3 * hour},
+			{Per: "month", At: 27 * 24 * hour}, {Per: "month", From: 31, At: 28*24*hour - 1}, {Per: "month", From: 15,
+				At: 3 * hour},
 		} {
 			w.In = in
 			w = w.Filled()
