@@ -50,6 +50,8 @@ func describeEvent(e Event) policy.Event {
 	d := policy.Event{Kind: "breaker", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	if e.Kind == EventRefused || e.To == Open || e.To == ForcedOpen {
 		d.Level = slog.LevelWarn
+	} else if e.To == Closed {
+		d.Level = slog.LevelInfo
 	}
 	switch e.Kind {
 	case EventChanged:

@@ -135,9 +135,9 @@ func TestEventsDescribed(t *testing.T) {
 			"breaker users changed WARN [from=closed to=open for=1s] down",
 			"breaker users refused WARN [reason=open] breaker: users: circuit open",
 			"breaker users changed DEBUG [from=open to=half_open] <nil>",
-			"breaker users changed DEBUG [from=half_open to=closed] <nil>",
+			"breaker users changed INFO [from=half_open to=closed] <nil>",
 			"breaker users changed WARN [from=closed to=forced_open] <nil>",
-			"breaker users changed DEBUG [from=forced_open to=closed] <nil>",
+			"breaker users changed INFO [from=forced_open to=closed] <nil>",
 		}, seen)
 	})
 }

@@ -73,9 +73,10 @@ func (c *Cache[K, V]) health(context.Context) policy.Health {
 func (e Event) describe() policy.Event {
 	d := policy.Event{Kind: "cache", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	switch e.Kind {
-	case EventLoadFailed, EventCodecFailed, EventStoreLost, EventStoreRestored, EventFenceFailed,
-		EventNotPropagated, EventWatchLost:
+	case EventLoadFailed, EventCodecFailed, EventStoreLost, EventFenceFailed, EventNotPropagated, EventWatchLost:
 		d.Level = slog.LevelWarn
+	case EventStoreRestored, EventWatchBegan:
+		d.Level = slog.LevelInfo
 	}
 	if e.Key != nil {
 		d.Key = fmt.Sprint(e.Key)

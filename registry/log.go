@@ -12,15 +12,16 @@ import (
 // logInterval is the minimum time between two lines for frequent events of the same kind.
 const logInterval = 10 * time.Second
 
-// Log returns an observer that logs each event. A nil logger means slog.Default():
+// Log returns an observer that logs each event at its Level. A breaker that opens is a warning, and one that closes
+// is at level Info. A nil logger means slog.Default():
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
 // During an outage, many calls can cause the same event, such as a refusal. Two events are the same if they
 // have the same policy, the same What, and the same reason or outcome. Log writes a line for the first of
 // these events, and then at most one line every 10 seconds. The attribute "suppressed" of a line is the
-// number of events since the previous line that were not logged. Events below slog.LevelWarn are not
-// suppressed.
+// number of events since the previous line that were not logged. Changes of a breaker's state, and events
+// below slog.LevelWarn, are not suppressed.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()

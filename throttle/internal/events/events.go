@@ -10,11 +10,14 @@ import (
 )
 
 // Describe returns the [policy.Event] of a throttle.Event with these fields. A call that was admitted
-// after a wait is normal; every other event needs attention.
+// after a wait is normal, and the end of an outage ends a problem. Every other event needs attention.
 func Describe(name, key, what, reason string, waited time.Duration, err error) policy.Event {
 	e := policy.Event{Kind: "throttle", Name: name, Key: key, What: what, Level: slog.LevelWarn, Err: err}
-	if what == "waited" {
+	switch what {
+	case "waited":
 		e.Level = slog.LevelDebug
+	case "outage_ended":
+		e.Level = slog.LevelInfo
 	}
 	if reason != "" {
 		e.Attrs = append(e.Attrs, slog.String("reason", reason))
