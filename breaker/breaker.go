@@ -3,7 +3,7 @@
 //
 //	users := breaker.New(breaker.Config{
 //		Name:                "users",
-//		ConsecutiveFailures: 5,                // open the breaker
+//		ConsecutiveFailures: 5,                // open the breaker; concurrent failures count as one
 //		OpenFor:             30 * time.Second, // then one call probes
 //	})
 //	err := users.Do(ctx, fetchUser)
@@ -22,8 +22,9 @@
 //   - An error that is an answer (Answered() bool) is a success.
 //   - A refusal (Refused() bool) of an inner policy is ignored.
 //   - An error after the caller canceled is ignored.
-//   - An error after the caller's deadline is a failure if the deadline gave the call at least
-//     Config.Patience. Otherwise the error is ignored.
+//   - An error after the deadline of the ctx that the breaker received is a failure if the deadline gave the call
+//     at least Config.Patience. Otherwise the error is ignored. A resilience.Timeout inside the breaker is no such
+//     deadline: its error is a failure.
 //   - Config.Classify decides how any other error counts. By default the error is a failure.
 //   - A panic is a failure.
 //   - A success that took Config.SlowAfter or longer is a failure.
@@ -40,12 +41,12 @@
 //
 // # Bursts
 //
-// Failures of calls that were in flight together are one event, not a trend: a lost connection fails all
-// calls that share the connection. The first failure of a run of consecutive failures starts a burst. Another
-// failure belongs to the burst if its call was in flight at the first failure and failed at most 250ms later.
-// A burst counts as one failure. If a burst has more than one failure, the breaker stays closed during the
-// first 250ms of the run, unless at least half of the run's failures are timeouts. Calls that do not overlap
-// share no burst. The breaker opens immediately when ConsecutiveFailures of such calls have failed.
+// Failures of calls that were in flight together are one event, not a trend: a lost connection fails all calls that
+// share the connection. The first failure of a run of consecutive failures starts a burst. Another failure belongs to
+// the burst if its call was in flight at the first failure and failed at most 250ms later. A burst counts as one
+// failure. If a burst has more than one failure, the breaker opens 250ms after the start of the run at the earliest.
+// This delay does not apply if at least half of the run's failures are timeouts. Calls that do not overlap share no
+// burst. The breaker opens immediately when ConsecutiveFailures of such calls have failed.
 //
 // # Limits
 //

@@ -23,8 +23,8 @@ type Config struct {
 	// that a call waits until its ctx is done.
 	MaxWait time.Duration
 
-	// Queue is the maximum number of waiting calls. It is at most 1<<31 - 1. Zero means 1000. If MaxWait is 0, no call
-	// waits, and Queue must be 0. When the queue is full, a new call may displace a less important call. The displaced
+	// Queue is the maximum number of waiting calls. It is at most 1<<31 - 1. Zero means 1000, or no queue if MaxWait is
+	// 0: then Queue must be 0. When the queue is full, a new call may displace a less important call. The displaced
 	// call is the newest call of the least important level.
 	Queue int
 

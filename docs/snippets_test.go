@@ -56,7 +56,7 @@ func _() {
 }
 
 func _() {
-	retries := retry.New(retry.Config{Name: "users", Attempts: 4}) // a zero field means its default
+	retries := retry.New(retry.Config{Name: "users", Attempts: 4, Budget: retry.NewBudget(retry.BudgetConfig{})})
 	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5, OpenFor: 30 * time.Second})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))

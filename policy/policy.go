@@ -53,7 +53,8 @@ type Description struct {
 	Config func() any
 
 	// Update calls change with a pointer to the configuration as it was given, and applies the result. In
-	// this configuration, a zero field means its default. Nothing changes if change returns an error, if the
+	// this configuration, a zero field means its default, as in a settings file. The Update method of a policy
+	// passes the effective configuration instead. Nothing changes if change returns an error, if the
 	// result is invalid, or if dryRun is set. Update returns the error of change or of the result, even if
 	// dryRun is set.
 	Update func(dryRun bool, change func(cfg any) error) error
@@ -77,7 +78,7 @@ type Event struct {
 	Name  string      // the name of the policy: "users"
 	Key   string      // the text of the member's key, if the policy is a group
 	What  string      // what happened, in snake_case: "refused"
-	Level slog.Level  // Debug if the event is normal, Warn or above if it needs attention
+	Level slog.Level  // Debug if the event is normal, Info if it ends a problem, Warn or above if it needs attention
 	Err   error       // the error behind the event, or nil; it may contain secrets
 	Attrs []slog.Attr // all other data; the keys are in snake_case
 }

@@ -22,7 +22,7 @@ import (
 // policy either applies to all hosts together, or is the By of a Group whose key is [HostOf]:
 //
 //	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
-//		return breaker.New(breaker.Config{ConsecutiveFailures: 3})
+//		return breaker.New(breaker.Config{FailureRate: 0.9, Window: 10 * time.Second, OpenFor: time.Second})
 //	}, resilience.GroupConfig{})
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 //		Breaker:  breakers.By(resiliencehttp.HostOf),
@@ -65,6 +65,9 @@ type ClientConfig struct {
 	// A missed deadline of the caller is a failure only if the deadline left the request 0.9 seconds, or 90% of
 	// ResponseHeaderTimeout or AttemptTimeout if that is less. If the callers' deadlines are shorter, set
 	// ResponseHeaderTimeout or AttemptTimeout below them. Otherwise a host that hangs does not open the breaker.
+	//
+	// If half of a host's requests may fail although the others are useful, set a group of breakers with a higher
+	// FailureRate, as in the example above.
 	Breaker resilience.Middleware
 
 	// Throttle limits the rate of requests. Nil means no limit.

@@ -14,7 +14,7 @@
 // A client of resiliencehttp.NewClient is measured from within and from around:
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-//		Transport: &resiliencehttp.Transport{Base: &resiliencehttp.Transport{Middleware: t.Attempt("users")}},
+//		Base: &resiliencehttp.Transport{Middleware: t.Attempt("users")},
 //	})
 //	client.Transport = &resiliencehttp.Transport{Base: client.Transport, Middleware: t.Call("users")}
 //

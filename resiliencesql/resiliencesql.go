@@ -14,8 +14,8 @@
 //
 // # What an error means
 //
-// An error has one of four verdicts, which it tells by the methods of docs/protocol.md. An
-// error that is no database's passes unchanged, and so does the end of a ctx.
+// An error of a database gets one of four verdicts, as methods of docs/protocol.md. Other
+// errors, and the error of a ctx that has ended, pass unchanged.
 //
 //	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
 //	answered          success  ends   all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
@@ -100,8 +100,8 @@ type Config struct {
 	Check func(ctx context.Context, tx *sql.Tx) (committed bool, err error)
 }
 
-// Middleware gives the errors of the calls that it wraps their verdicts. It stands innermost,
-// around what calls the database and nothing else. Of cfg it uses Code.
+// Middleware gives the errors of the calls that it wraps their verdicts. Put it innermost,
+// directly around the call to the database. It uses only cfg.Code.
 func Middleware(cfg Config) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {

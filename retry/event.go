@@ -39,7 +39,7 @@ type Outcome string
 const (
 	OutcomeRecovered  Outcome = "recovered"   // a retry succeeded
 	OutcomeExhausted  Outcome = "exhausted"   // see [ErrExhausted]
-	OutcomePermanent  Outcome = "permanent"   // the error was not worth another attempt
+	OutcomePermanent  Outcome = "permanent"   // another attempt could not help, or an open breaker refused the attempt
 	OutcomeOverBudget Outcome = "over_budget" // see [ErrOverBudget]
 	OutcomeDeadline   Outcome = "deadline"    // no time was left for another attempt
 	OutcomeCanceled   Outcome = "canceled"    // the caller canceled the call

@@ -15,9 +15,9 @@
 //   - If a wait would not end before the deadline of ctx, the call returns without the wait.
 //   - An error that is not retryable is returned unchanged. Examples are [Permanent] errors and answers.
 //   - An attempt that another policy refused counts as an attempt but takes no retry from the Budget. The
-//     refusal of an open breaker ends the retrying.
+//     refusal of an open breaker ends the retrying; that of a half-open breaker is retried.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
-//   - If retriers are nested, only the outermost Retrier whose Attempts is not 1 retries. See [Fresh].
+//   - If retriers are nested, only the outermost one retries. A Retrier with one attempt does not count. See [Fresh].
 //
 // A Retrier also honors the errors that these functions of github.com/cenkalti/backoff return: Permanent in v4
 // to v6, and RetryAfter in v5 and v6.

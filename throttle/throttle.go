@@ -15,7 +15,14 @@
 // do not count against this bound. Quotas limit the tokens further. A call spends its tokens even if it fails. If the
 // cost of a call is known only after the call, use [Limiter.Reserve].
 //
-// A [Group] holds a limit for each of many keys. [All] combines several limits: a call takes its tokens from all of
+// A [Group] holds a limit for each of many keys:
+//
+//	perUser := throttle.NewGroup(throttle.GroupConfig[string]{
+//		Config: throttle.Config{Name: "api", Rate: 10, Burst: 20},
+//	})
+//	err := perUser.Do(ctx, user, handle)
+//
+// [All] combines several limits: a call takes its tokens from all of
 // them, or from none. Package fleet shares limits between processes. Package adaptive sheds calls that a server would
 // probably reject.
 //

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -167,7 +166,7 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 	calls := 0
 	out.Do = func(ctx context.Context, s *S) error {
 		calls++
-		refused := calls == 1 && resilience.Refused(what.once)
+		refused := calls == 1 && what.once == error(refusal{})
 		if what.does && !refused {
 			if err := twice("Do", do)(ctx, s); err != nil {
 				return err
