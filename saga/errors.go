@@ -201,8 +201,9 @@ const (
 	declined                     // no attempt took effect or ever will
 )
 
-// endOf returns the result of an attempt from its error. failsClean means that a failed Do of the step has no effect.
-func endOf(err error, failsClean bool) (e end) {
+// classify returns the result of an attempt from its error. failsClean means that a failed Do of the step has no
+// effect.
+func classify(err error, failsClean bool) (e end) {
 	if err == nil {
 		return e
 	}

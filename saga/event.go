@@ -174,7 +174,7 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 		}
 	case EventStoreFailed:
 		text = "saga: the store has failed"
-		if !r.figures.warn() {
+		if !r.counters.warn() {
 			return
 		}
 	default:
@@ -191,11 +191,11 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
 	switch entry.Kind {
 	case EventCreated:
-		r.figures.saga(rec.Saga, "status=started")
+		r.counters.countSaga(rec.Saga, "status=started")
 	case EventStalled:
-		r.figures.count(func(s *Stats) { s.Stalled++ })
+		r.counters.count(func(s *Stats) { s.Stalled++ })
 	case EventCompleted, EventCompensated, EventStuck, EventAbandoned:
-		r.figures.saga(rec.Saga, "status="+string(entry.Kind))
+		r.counters.countSaga(rec.Saga, "status="+string(entry.Kind))
 	}
 	e := Event{
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
@@ -228,7 +228,7 @@ func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.Commi
 }
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
-	r.figures.count(func(s *Stats) { s.StoreErrors++ })
+	r.counters.count(func(s *Stats) { s.StoreErrors++ })
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 

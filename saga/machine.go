@@ -421,7 +421,7 @@ func judge(children []childState, canUndo bool) (v verdict, failed int) {
 // back, and ends it.
 func (m *machine) advance(now time.Time) {
 	if m.Status == Running {
-		m.goOn(now)
+		m.goForward(now)
 	}
 	if m.Status == Compensating {
 		m.goBack()
@@ -431,8 +431,8 @@ func (m *machine) advance(now time.Time) {
 	}
 }
 
-// goOn continues a running saga through the complete groups to the first incomplete one.
-func (m *machine) goOn(now time.Time) {
+// goForward continues a running saga through the complete groups to the first incomplete one.
+func (m *machine) goForward(now time.Time) {
 	for {
 		m.skipComplete()
 		if step, why := m.turning(now); why != nil {

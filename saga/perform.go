@@ -157,7 +157,7 @@ func (t *attempt) fail(err error) {
 // read sets the answer of an attempt with an error, and returns the pause that the error requests. cut reports whether
 // the runner interrupted the attempt.
 func (a *Answer) read(err error, st *step, cut bool) (retryAfter time.Duration) {
-	e := endOf(err, st.failsClean)
+	e := classify(err, st.failsClean)
 	a.err, a.Error, a.Final, a.refused = err, storable(err.Error()), e.final && !e.refused, e.refused
 	a.Outcome = outcomeOf(e, a.Op, cut && !errors.Is(err, errTxEnded))
 	return e.retryAfter

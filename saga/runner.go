@@ -52,7 +52,7 @@ type Runner struct {
 
 	work sync.WaitGroup
 
-	figures figures
+	counters counters
 }
 
 var _ TxEngine = (*Runner)(nil)
@@ -77,7 +77,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake: make(chan struct{}, 1), programs: make(map[store.Definition]*program),
 		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record), unread: make(map[string]unreadable),
-		figures: figures{sagas: make(map[string]map[string]int64), stored: make(map[string]Count)},
+		counters: counters{sagas: make(map[string]map[string]int64), stored: make(map[string]Count)},
 	}
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
@@ -115,7 +115,7 @@ func (r *Runner) register(p *program, err error) error {
 	default:
 		return fmt.Errorf("saga: %s version %d is registered already", p.name, p.version)
 	}
-	r.figures.register(p.name)
+	r.counters.register(p.name)
 	for i := range p.steps {
 		if c := p.steps[i].child; c != nil {
 			if err := r.register(c.program()); err != nil {
@@ -283,7 +283,7 @@ func (r *Runner) claim(ctx context.Context) error {
 	}
 	r.failing(&r.claimErr, "claim", err)
 	for _, rec := range recs {
-		r.figures.count(func(s *Stats) {
+		r.counters.count(func(s *Stats) {
 			if rec.Previous != "" {
 				s.TakenOver++
 			} else {
@@ -438,7 +438,7 @@ func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 			r.storeFailed(ctx, fmt.Errorf("saga: sweep: %w", err))
 			continue
 		}
-		r.figures.count(func(s *Stats) { s.Deleted += int64(n) })
+		r.counters.count(func(s *Stats) { s.Deleted += int64(n) })
 		if n >= sweepBatch {
 			next = r.cfg.Poll / 10
 		}
@@ -631,7 +631,7 @@ func (h *hold) run() {
 	defer h.timer.Stop()
 	h.follow()
 	if !h.isReleased() {
-		h.r.figures.count(func(s *Stats) { s.Lost++ })
+		h.r.counters.count(func(s *Stats) { s.Lost++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
 	}
 	h.leave()
@@ -872,7 +872,7 @@ func (h *hold) written(req store.CommitRequest) {
 		h.rec.State = req.State
 	}
 	h.rec.Status, h.rec.Progress, h.rec.LastError = req.Status, req.Progress, req.LastError
-	h.r.figures.count(func(s *Stats) { s.Commits++ })
+	h.r.counters.count(func(s *Stats) { s.Commits++ })
 	h.r.tellLog(h.ctx, &h.rec, req, h.now())
 	h.rec.Seq = req.After()
 	if req.Status.Ended() {
@@ -921,7 +921,7 @@ func (h *hold) perform(calls []Call) {
 			a := overdue{c.Step, c.Command.Attempt}
 			t.hangs = time.AfterFunc(t.Timeout+h.r.cfg.LeaseTTL, func() { h.overrun(a) })
 		}
-		h.r.figures.count(func(s *Stats) { s.InFlight++ })
+		h.r.counters.count(func(s *Stats) { s.InFlight++ })
 		go func() {
 			defer func() { h.results <- t }() // even if the step calls runtime.Goexit
 			t.perform(ctx)
@@ -979,7 +979,7 @@ func (h *hold) wait(at time.Time) {
 func (h *hold) collect(t *attempt) {
 	delete(h.running, t.Step)
 	h.ended(t)
-	h.r.figures.count(func(s *Stats) { s.InFlight-- })
+	h.r.counters.count(func(s *Stats) { s.InFlight-- })
 	t.answer.at = h.now()
 	h.in.Answers = append(h.in.Answers, t.answer)
 	if t.tx != nil {
@@ -997,13 +997,13 @@ func (h *hold) reportAnswer(a *Answer) {
 	if a.waits {
 		return
 	}
-	h.r.figures.saga(h.p.name, "outcome="+string(a.Outcome))
+	h.r.counters.countSaga(h.p.name, "outcome="+string(a.Outcome))
 	h.r.tellOf(h.ctx, &h.rec, Event{
 		Kind: EventAttempted, Step: a.Step, Op: a.Op, Attempt: a.attempt,
 		Outcome: a.Outcome, Took: a.took, Err: a.err, At: a.at,
 	})
 	if a.stalled > 0 {
-		h.r.figures.count(func(s *Stats) { s.Stalled++ })
+		h.r.counters.count(func(s *Stats) { s.Stalled++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{
 			Kind: EventStalled, Step: a.Step, Op: a.Op, Attempt: a.stalled, Err: a.err, At: h.now(),
 		})
@@ -1059,7 +1059,7 @@ func (h *hold) leave() {
 	for range len(h.running) {
 		t := <-h.results
 		h.ended(t)
-		h.r.figures.count(func(s *Stats) { s.InFlight-- })
+		h.r.counters.count(func(s *Stats) { s.InFlight-- })
 		if t.tx != nil {
 			_ = t.tx.Rollback()
 		}

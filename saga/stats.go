@@ -44,7 +44,7 @@ type Count struct {
 // Stats returns the metrics of this runner.
 func (r *Runner) Stats() Stats {
 	var s Stats
-	r.figures.count(func(total *Stats) { s = *total })
+	r.counters.count(func(total *Stats) { s = *total })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Held = int64(len(r.held))
@@ -67,8 +67,8 @@ func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err
 	return counts, found.Now, nil
 }
 
-// figures are the metrics of a runner and the numbers that it last read from the store.
-type figures struct {
+// counters are the metrics of a runner and the numbers that it last read from the store.
+type counters struct {
 	mu     sync.Mutex
 	total  Stats                       // without Held
 	sagas  map[string]map[string]int64 // by the name of a registered definition and the label of a metric
@@ -83,39 +83,39 @@ type figures struct {
 }
 
 // count changes the totals.
-func (f *figures) count(change func(*Stats)) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	change(&f.total)
+func (c *counters) count(change func(*Stats)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.total)
 }
 
 // register initializes the metrics of a definition.
-func (f *figures) register(saga string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.sagas[saga] == nil {
-		f.sagas[saga] = make(map[string]int64)
-		f.stored[saga] = Count{Saga: saga}
+func (c *counters) register(saga string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sagas[saga] == nil {
+		c.sagas[saga] = make(map[string]int64)
+		c.stored[saga] = Count{Saga: saga}
 	}
 }
 
-// saga increments a metric of a definition if the definition is registered.
-func (f *figures) saga(name, label string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if counts := f.sagas[name]; counts != nil {
+// countSaga increments a metric of a definition if the definition is registered.
+func (c *counters) countSaga(name, label string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if counts := c.sagas[name]; counts != nil {
 		counts[label]++
 	}
 }
 
 // warn reports whether to log a failure of the store, at most one per second.
-func (f *figures) warn() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if time.Since(f.warned) < time.Second {
+func (c *counters) warn() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.warned) < time.Second {
 		return false
 	}
-	f.warned = time.Now()
+	c.warned = time.Now()
 	return true
 }
 
@@ -127,7 +127,7 @@ const (
 // stored returns the numbers of the sagas in the store from the last query, by name. It does not wait: the next query
 // runs in the background.
 func (r *Runner) stored() []Count {
-	f := &r.figures
+	f := &r.counters
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if age := time.Since(f.looked); !f.looking && age >= lookEvery {
@@ -146,24 +146,24 @@ func (r *Runner) look() {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.LeaseTTL)
 	defer cancel()
 	counts, _, err := r.Counts(ctx)
-	r.figures.mu.Lock()
-	r.figures.looking = false
+	r.counters.mu.Lock()
+	r.counters.looking = false
 	if err == nil {
-		r.figures.store(counts)
+		r.counters.store(counts)
 	}
-	r.figures.mu.Unlock()
+	r.counters.mu.Unlock()
 	if err != nil {
 		r.storeFailed(ctx, err)
 	}
 }
 
-// store records the numbers in the store. The caller holds f.mu.
-func (f *figures) store(counts []Count) {
-	for name := range f.stored {
-		f.stored[name] = Count{Saga: name}
+// store records the numbers in the store. The caller holds c.mu.
+func (c *counters) store(counts []Count) {
+	for name := range c.stored {
+		c.stored[name] = Count{Saga: name}
 	}
-	for _, c := range counts {
-		f.stored[c.Saga] = c
+	for _, n := range counts {
+		c.stored[n.Saga] = n
 	}
 }
 
@@ -195,9 +195,9 @@ func (r *Runner) metrics() []policy.Metric {
 		all = append(all, policy.Metric{Name: name, Counter: true, Value: float64(n)})
 	}
 	gauge := func(name string, v float64) { all = append(all, policy.Metric{Name: name, Value: v}) }
-	r.figures.mu.Lock()
-	for _, name := range slices.Sorted(maps.Keys(r.figures.sagas)) {
-		labels, n := "{saga="+name+",", r.figures.sagas[name]
+	r.counters.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(r.counters.sagas)) {
+		labels, n := "{saga="+name+",", r.counters.sagas[name]
 		for _, status := range []string{"started", "completed", "compensated", "stuck", "abandoned"} {
 			count("saga.sagas"+labels+"status="+status+"}", n["status="+status])
 		}
@@ -207,7 +207,7 @@ func (r *Runner) metrics() []policy.Metric {
 			count("saga.step.attempts"+labels+"outcome="+string(outcome)+"}", n["outcome="+string(outcome)])
 		}
 	}
-	r.figures.mu.Unlock()
+	r.counters.mu.Unlock()
 	for _, c := range r.stored() {
 		labels := "{saga=" + c.Saga
 		gauge("saga.stored"+labels+",status=running}", float64(c.Running))

@@ -10,16 +10,16 @@ import (
 // TestMetricsUnderStress counts, reads and registers concurrently. The race detector finds an access without a lock.
 func TestMetricsUnderStress(t *testing.T) {
 	r := NewRunner(NewMemory(), RunnerConfig{})
-	f := &r.figures
-	f.register("trip")
+	c := &r.counters
+	c.register("trip")
 	var calls sync.WaitGroup
 	for _, call := range []func(){
-		func() { f.register("trip") },
-		func() { f.register("mail") },
-		func() { f.count(func(s *Stats) { s.Claimed++ }) },
-		func() { f.saga("trip", "status=completed") },
-		func() { f.saga("unknown", "status=completed") },
-		func() { f.warn() },
+		func() { c.register("trip") },
+		func() { c.register("mail") },
+		func() { c.count(func(s *Stats) { s.Claimed++ }) },
+		func() { c.countSaga("trip", "status=completed") },
+		func() { c.countSaga("unknown", "status=completed") },
+		func() { c.warn() },
 		func() { r.Describe().Metrics() },
 		func() { r.stored() },
 	} {
@@ -30,6 +30,6 @@ func TestMetricsUnderStress(t *testing.T) {
 		})
 	}
 	calls.Wait()
-	require.Equal(t, Stats{Claimed: 100}, f.total)
-	require.Equal(t, map[string]map[string]int64{"trip": {"status=completed": 100}, "mail": {}}, f.sagas)
+	require.Equal(t, Stats{Claimed: 100}, c.total)
+	require.Equal(t, map[string]map[string]int64{"trip": {"status=completed": 100}, "mail": {}}, c.sagas)
 }
