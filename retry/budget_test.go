@@ -74,7 +74,7 @@ func TestExhaustedBudgetKeepsTheError(t *testing.T) {
 		require.ErrorIs(t, err, errDown)
 		require.ErrorIs(t, err, retry.ErrOverBudget)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: users: gave up after 1 attempt: over budget: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 1 attempt: over budget; last error: backend: down")
 		require.Zero(t, hooks)
 	})
 }

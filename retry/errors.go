@@ -43,7 +43,7 @@ type Error struct {
 	earlier error         // the last error of an attempt of this kind; nil if Err is this error
 }
 
-// Error returns the text: the Retrier's name, the number of attempts, Cause and Err.
+// Error returns the text: the Retrier's name, the number of attempts, Cause if it is more than ErrExhausted, and Err.
 func (e *Error) Error() string {
 	text := prefix(e.Name) + "gave up after "
 	if e.Attempts == 1 {
@@ -51,13 +51,15 @@ func (e *Error) Error() string {
 	} else {
 		text += fmt.Sprintf("%d attempts", e.Attempts)
 	}
+	last := ": "
 	var cause string
-	if e.Cause != nil {
+	if e.Cause != nil && e.Cause != ErrExhausted { // the number of attempts says as much
 		cause = e.Cause.Error()
-		text += ": " + strings.TrimPrefix(cause, "retry: ")
+		text += ": " + strings.TrimPrefix(strings.TrimPrefix(cause, ErrExhausted.Error()+": "), "retry: ")
+		last = "; last error: " // which is no part of Cause
 	}
 	if e.Err != nil && e.Err.Error() != cause { // after ctx is done, Err and Cause are often the same error
-		text += ": " + e.Err.Error()
+		text += last + e.Err.Error()
 	}
 	if e.earlier != nil {
 		text += fmt.Sprintf(" (earlier: %v)", e.earlier)

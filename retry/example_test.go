@@ -86,7 +86,7 @@ func ExampleRetrier_Do() {
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, retry.ErrExhausted))
 	// Output:
-	// retry: users: gave up after 3 attempts: no attempts left: connection refused
+	// retry: users: gave up after 3 attempts: connection refused
 	// true
 }
 

@@ -82,7 +82,7 @@ func TestErrorClassifiesAllAttempts(t *testing.T) {
 		t.Run(fmt.Sprint(c.errs), func(t *testing.T) {
 			fn, _ := returning(c.errs...)
 			err := retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
-			require.Regexp(t, "no attempts left: "+regexp.QuoteMeta(c.text)+"$", err.Error())
+			require.Regexp(t, "attempts?: "+regexp.QuoteMeta(c.text)+"$", err.Error())
 			require.ErrorIs(t, err, retry.ErrExhausted)
 			for _, each := range c.finds {
 				require.ErrorIs(t, err, each)
@@ -117,10 +117,10 @@ func TestUncomparableErrors(t *testing.T) {
 	gone := uncomparable{"gone"}
 	fn, _ := returning(gone, gone, full)
 	err := retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
-	require.ErrorContains(t, err, "no attempts left: refused (earlier: uncomparable: [gone])")
+	require.ErrorContains(t, err, "attempts: refused (earlier: uncomparable: [gone])")
 	fn, _ = returning(gone, gone, gone)
 	err = retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
-	require.ErrorContains(t, err, "no attempts left: uncomparable: [gone]")
+	require.ErrorContains(t, err, "attempts: uncomparable: [gone]")
 }
 
 func TestErrorRetryable(t *testing.T) {

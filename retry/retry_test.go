@@ -88,7 +88,7 @@ func TestErrorHasLastErrorAndCause(t *testing.T) {
 		require.Equal(t, 1200*time.Millisecond, e.RetryingFor)
 		require.Equal(t, retry.ErrExhausted, e.Cause)
 		require.EqualError(t, e.Err, "call 3: backend: down")
-		require.EqualError(t, err, "retry: users: gave up after 3 attempts: no attempts left: call 3: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 3 attempts: call 3: backend: down")
 	})
 }
 
@@ -148,13 +148,13 @@ func TestWaitPastTheDeadlineIsNotStarted(t *testing.T) {
 		text     string
 	}{
 		{"the wait ends before the deadline", 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
-			"retry: gave up after 3 attempts: no attempts left: backend: down"},
+			"retry: gave up after 3 attempts: backend: down"},
 		{"the wait ends at the deadline", 2 * time.Second, time.Second, 2, time.Second, context.DeadlineExceeded,
-			"retry: gave up after 2 attempts: wait would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 2 attempts: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
 		{"the wait ends after the deadline", time.Second, time.Hour, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
 		{"the longest wait there is", time.Hour, 1<<63 - 1, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestCancelDuringWaitKeepsErrorAndCause(t *testing.T) {
 		require.ErrorIs(t, err, errShutdown)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 2 attempts: context canceled: shutting down: backend: down")
+		require.EqualError(t, err, "retry: gave up after 2 attempts: context canceled: shutting down; last error: backend: down")
 	})
 }
 
@@ -470,8 +470,8 @@ func TestTooLongRetryAfterEndsTheRetrying(t *testing.T) {
 		start := time.Now()
 		err := retry.New(retry.Config{}).Do(t.Context(), fn)
 		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: "+
-			"RetryAfter is longer than MaxRetryAfter: backend: answered")
+		require.EqualError(t, err, "retry: gave up after 1 attempt: "+
+			"RetryAfter is longer than MaxRetryAfter; last error: backend: answered")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
@@ -524,7 +524,7 @@ func TestErrorTexts(t *testing.T) {
 		"retry: gave up after 2 attempts: context canceled": {
 			Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Err: context.Canceled,
 		},
-		"retry: gave up after 2 attempts: context canceled: uncomparable: [gone]": {
+		"retry: gave up after 2 attempts: context canceled; last error: uncomparable: [gone]": {
 			Attempts: 2, Cause: context.Canceled, Err: gone,
 		},
 		"retry: gave up after 0 attempts: uncomparable: [gone]": {Cause: gone, Err: gone},
