@@ -163,6 +163,25 @@ func TestCheckRunsStepsOfEveryKind(t *testing.T) {
 	require.Empty(t, runs[1].InEffect)
 }
 
+// If one of two parallel steps fails, the ctx of the other one ends.
+func TestCheckAllowsCanceledParallelStep(t *testing.T) {
+	wait := func(ctx context.Context, _ *state) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+			return nil
+		}
+	}
+	none := func(context.Context, *state) error { return nil }
+	sg := &saga.Saga[state]{Name: "stay", Steps: []saga.Step[state]{
+		{Name: "room", Do: none, Undo: none}, {Name: "flight", Do: wait, Undo: none, Parallel: true},
+	}}
+	r := &recorder{TB: t}
+	sagatest.Check(r, sg, func() *state { return &state{} })
+	require.NotContains(t, strings.Join(r.errs, "\n"), "canceled")
+}
+
 // The charge is called again after its reply was lost, and takes the answer "duplicate" for a failure.
 func TestCheckRepeatsPivot(t *testing.T) {
 	charge := func(ctx context.Context, _ *state) error {
