@@ -219,6 +219,14 @@ func hook[T any](ctx context.Context, name string, fn func(context.Context, T), 
 	fn(ctx, arg)
 }
 
+// reportCreated reports the creation of a saga that StartTx started. The first runner with the saga does so, before its
+// first commit, unless its previous owner has done so.
+func (r *Runner) reportCreated(ctx context.Context, rec *store.Record, unreported bool) {
+	if unreported && rec.Previous == "" {
+		r.tellEntry(ctx, rec, store.Entry{Kind: EventCreated, Seq: 1, At: rec.CreatedAt})
+	}
+}
+
 // tellLog notifies the observers of the log entries of a commit.
 func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {

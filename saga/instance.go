@@ -85,6 +85,9 @@ type progress struct {
 	// Of a record that a runner could not read, until one that can has written it.
 	unread time.Time // since when
 	orphan bool      // an owner before crashed, so that started steps may have taken effect
+
+	// StartTx started the saga, and EventCreated is not reported yet: the transaction could be rolled back.
+	unreported bool
 }
 
 // stored is the form in which the Progress of a Record holds an Instance.
@@ -102,6 +105,7 @@ type stored struct {
 	Steps      []StepState `json:"steps"`
 	Unread     time.Time   `json:"unread,omitzero"`
 	Orphan     bool        `json:"orphan,omitempty"`
+	Unreported bool        `json:"unreported,omitempty"`
 }
 
 // progressVersion is the V of a Progress. Fields may be added, and it is increased if a version of this package that
@@ -137,7 +141,9 @@ func decode(rec *store.Record) (*Instance, error) {
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,
 		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
-		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot, was.Hung, was.Unread, was.Orphan},
+		progress: progress{
+			was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot, was.Hung, was.Unread, was.Orphan, was.Unreported,
+		},
 	}
 	if in.since.IsZero() {
 		in.since = rec.CreatedAt

@@ -249,6 +249,9 @@ func (r *Runner) write(
 		if err != nil {
 			return rec.Status, fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
+		if in, _ := decode(&rec); rec.Owner == "" {
+			r.reportCreated(ctx, &rec, in.unreported)
+		}
 		rec.Status, rec.Version = req.Status, cmp.Or(req.Version, rec.Version)
 		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
 		r.mu.Lock()

@@ -706,6 +706,7 @@ func (h *hold) load() {
 	if h.r.noteReadable(&h.rec, err); err != nil && h.leaveToOthers(err) {
 		return
 	}
+	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
 	if err == nil {
 		_, err = h.p.decode(h.rec.State)
 		readable = err == nil

@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -43,6 +44,8 @@ func (r *Runner) StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id stri
 	if err != nil {
 		return err
 	}
+	list, _ := members(req.Progress)
+	req.Progress = object(append(list, member{"unreported", json.RawMessage("true")}))
 	rec, _, err := r.tx.StartTx(ctx, tx, req)
 	if err != nil {
 		return fmt.Errorf("saga: start of %q: %w", id, err)

@@ -650,16 +650,25 @@ func TestStartTx(t *testing.T) {
 		sg := sequence(step("flight"))
 		other := &saga.Saga[trip]{Name: "other", Steps: sg.Steps}
 		r, _ := begin[trip](t, store, saga.RunnerConfig{Poll: time.Hour}, sg, other)
+		var created []string
+		r.Observe(func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventCreated {
+				created = append(created, e.ID)
+			}
+		})
 		begun := time.Now()
 		tx, err := store.Begin(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-1", trip{}))
 		_, err = r.Get(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrNotFound)
+		require.Empty(t, created, "the transaction may be rolled back")
 		require.NoError(t, tx.Commit())
 		r.Wake()
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
+		require.Equal(t, []string{"trip-1"}, created)
+		require.EqualValues(t, 1, total(r, "status=started"))
 		require.Zero(t, time.Since(begun))
 
 		tx, err = store.Begin(t.Context())
