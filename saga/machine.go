@@ -274,8 +274,9 @@ func (m *machine) readyButForTime(i int, now time.Time) bool {
 	switch m.Steps[i].Status {
 	case StepUndoing:
 		return !m.work[i].busy
-	case StepStarted:
-		return !m.work[i].busy && !m.TurnedBack && (m.pivotMayHaveActed(i) || !m.turns(now))
+	case StepStarted: // a version may have added a step before one that has started
+		return m.p.steps[i].group <= m.at && !m.work[i].busy && !m.TurnedBack &&
+			(m.pivotMayHaveActed(i) || !m.turns(now))
 	}
 	return false
 }
@@ -895,6 +896,9 @@ func (m *machine) move(p *program) error {
 func (m *machine) skip(step, note string) error {
 	i := slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
 	if i < 0 {
+		if step == "" {
+			return errors.New("the saga is not stuck, so the operation must name the step")
+		}
 		return errors.New("there is no such step")
 	}
 	if s := m.Steps[i].Status; !skippable(s) {

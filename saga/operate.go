@@ -104,7 +104,7 @@ func (r *Runner) cancel(ctx context.Context, id, note string) error {
 // An Operation is an operator's [Action] with its arguments.
 type Operation struct {
 	Action Action
-	Step   string // of ActionSkip; empty means the step that keeps a stuck saga from continuing
+	Step   string // of ActionSkip; empty means the step that keeps a stuck saga from continuing, and is an error otherwise
 	Note   string // for the log; only the first 4,000 bytes are kept
 
 	// Seq is that of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel
@@ -112,9 +112,10 @@ type Operation struct {
 	Seq int64
 
 	// State replaces the state, encoded as the definition's Codec does: it may be what a step that ActionSkip skips
-	// would have left. Nil means that the state does not change. Version moves the saga to another registered version
-	// of its definition, whose steps must include those that are done, undone, skipped or may have taken effect, in the
-	// same order, and whose pivot must be done if the saga's is. It may be the saga's own version if a deployment changed
+	// would have left. Nil means that the state does not change. Version moves the saga to another registered version of
+	// its definition, whose steps must include those that are done, undone, skipped or may have taken effect, in the
+	// same order, and whose pivot must be done if the saga's is. A step that it adds before these is done next, even
+	// after the pivot, where a Declined makes the saga stuck. It may be the saga's own version if a deployment changed
 	// the steps of that. Zero means that the version does not change.
 	//
 	// Both need ActionRetry, ActionSkip or ActionCompensate, and a Note, which the log has together with what was

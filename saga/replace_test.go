@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -210,4 +211,32 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	require.Equal(t, "an attempt is in progress", d.NotAllowed)
 	_, err = first.Decide(through(moved.Snapshot), saga.Input{Now: now})
 	require.ErrorContains(t, err, "the Snapshot is one of trip version 2, not of trip version 1")
+}
+
+// TestAddedStepRunsBeforeStartedStep: the saga has parallel steps, of which several may start at once.
+func TestAddedStepRunsBeforeStartedStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge, car, slow, hotel := step("charge"), step("car"), step("address"), step("hotel")
+		charge.Pivot, car.Parallel = true, true
+		var order []string
+		slow.Do = func(context.Context, *trip) error {
+			time.Sleep(time.Second)
+			order = append(order, "address")
+			return nil
+		}
+		hotel.Do = func(context.Context, *trip) error { order = append(order, "hotel"); return nil }
+		v1 := sequence(step("flight"), car, charge, failing("hotel", saga.Permanent(errNoAddress)))
+		v2 := sequence(step("flight"), car, slow, charge, hotel)
+		v2.Version = 2
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, v1)
+		mustStart(t, r, v1)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		saga.Register(r, v2, v1)
+		require.NoError(t, r.Operate(t.Context(), "trip-1",
+			saga.Operation{Action: saga.ActionRetry, Note: "asks for the address", Version: 2}))
+		_, err = result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"address", "hotel"}, order)
+	})
 }
