@@ -31,6 +31,14 @@
 // request's ctx, because otherwise the response would be lost. In each case the response has the number of sagas that
 // were changed, and the number of sagas that are left.
 //
+// # State and version of a saga
+//
+// On the page of a saga that is stuck, or waits while no runner holds it, an operator can replace the state, which is
+// shown as JSON, and move the saga to another registered version. Both come with Retry, Skip or Compensate: a skipped
+// step leaves nothing in the state, so the operator enters the results that later steps need. The confirmation shows
+// the state before and after. The saga's log records that the state was replaced, but neither state. Config.Audit
+// receives the new one.
+//
 // # Security
 //
 // Anyone who can reach the page can read it. Mount it next to the program's other debug pages, or behind a handler that
@@ -57,12 +65,15 @@
 //
 // An operation is a form. Its fields are those of [Operation] in lower case. An action on many sagas has one field ids
 // for each saga, with the id and the seq of the list as id@seq. A seq of 0 applies the action to the saga even if it
-// has changed.
+// has changed. With one id, retry, skip and compensate may have a new state as JSON, and a version. With ids, they may
+// have a version.
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d ids=order-1@17 \
 //	     -d ids=order-2@9 -d note='bank is back' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=skip -d policy=saga/orders -d id=order-1 -d seq=17 -d step=ticket \
+//	     -d 'state={"Seats": 2, "Ticket": "T-1"}' -d note='printed by hand' $CONSOLE/act
 //
 // The response is {"done": true}. Apply adds the changes. An action on many sagas adds the numbers "acted" and
 // "refused", and "refusals" with the reasons. If the operation fails, the response has a status of 400 or more and is

@@ -83,11 +83,11 @@ func TestSagaView(t *testing.T) {
 
 func TestOperationLogValue(t *testing.T) {
 	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"),
-		ID: "1", Step: "s", Seq: 2, Note: "why"}
+		ID: "1", Step: "s", Seq: 2, Note: "why", State: json.RawMessage("1"), Version: 3}
 	want := []slog.Attr{slog.String("action", "skip"), slog.String("policy", "saga/worker"), slog.String("key", "k"),
 		slog.Duration("for", time.Second),
 		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2),
-		slog.String("note", "why")}
+		slog.String("note", "why"), slog.String("state", "1"), slog.Int("version", 3)}
 	require.Equal(t, want, op.LogValue().Group())
 	require.Equal(t, want[:2], Operation{Action: Skip, Policy: "saga/worker"}.LogValue().Group())
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -55,7 +56,7 @@ const (
 )
 
 // Actions on a saga. They call Operate of saga.Runner, where they are described. Each needs an Operation.Note, which
-// is written to the saga's log.
+// is written to the saga's log. Retry, Skip and Compensate may have a new Operation.State or Operation.Version.
 const (
 	// Cancel requests a running saga to turn back.
 	Cancel Action = "cancel"
@@ -88,10 +89,10 @@ var actions = map[Action]struct{ fields, done, question, because string }{
 	InvalidateAll: {"", "All keys were invalidated.",
 		"Invalidate all keys of %s?", "The next request for each key loads its value again."},
 	Cancel: {"id ids seq", "The cancellation was recorded.", "Cancel %s?", turnsBack},
-	Retry:  {fields: "id ids seq", done: "The saga is retried."},
-	Skip: {"id ids seq", "The step was skipped.", "Skip %s?",
+	Retry:  {fields: "id ids seq state version", done: "The saga is retried."},
+	Skip: {"id ids seq state version", "The step was skipped.", "Skip %s?",
 		"The saga continues after the step. The step is not undone later, even if it had an effect."},
-	Compensate: {"id ids seq", "The saga has turned back.", "Compensate %s?", turnsBack},
+	Compensate: {"id ids seq state version", "The saga has turned back.", "Compensate %s?", turnsBack},
 	Abandon: {"id ids seq", "The saga was abandoned.", "Abandon %s?",
 		"The remaining steps are neither done nor undone. Nothing can revert this."},
 }
@@ -113,6 +114,8 @@ type Operation struct {
 	Step     string          // argument of Skip
 	Seq      int64           // number of entries in the saga's log when the operator saw it; zero means any
 	Note     string          // the operator's reason
+	State    json.RawMessage // the saga's new state, which may hold secrets; nil leaves the state unchanged
+	Version  int             // the registered version to which the saga moves; zero leaves the version unchanged
 
 	targets []target // sagas of an action on many, which becomes one Operation for each
 	list    string   // query of the page that lists them; empty if the operation is about one thing
@@ -130,6 +133,7 @@ func (op Operation) LogValue() slog.Value {
 		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
 		slog.Duration("for", op.For), slog.String("settings", string(op.Settings)), slog.String("id", op.ID),
 		slog.String("step", op.Step), slog.Int64("seq", op.Seq), slog.String("note", op.Note),
+		slog.String("state", string(op.State)), slog.Int("version", op.Version),
 	}
 	return slog.GroupValue(slices.DeleteFunc(attrs, func(a slog.Attr) bool {
 		return reflect.ValueOf(a.Value.Any()).IsZero()
@@ -173,10 +177,15 @@ type actionForm struct {
 	Values  url.Values
 }
 
-// Value returns the submitted value of a field. settings selects between the form of the settings and the form of
-// the other actions.
-func (f *actionForm) Value(name string, settings bool) string {
-	if f == nil || settings != (f.Values.Get("action") == string(Apply)) {
+// Edits reports whether the form is the one that changes settings, or a saga's state and version.
+func (f *actionForm) Edits() bool {
+	return f != nil && (f.Values.Has("settings") || f.Values.Has("version"))
+}
+
+// Value returns the submitted value of a field. edits selects between the form that edits and the form of the other
+// actions.
+func (f *actionForm) Value(name string, edits bool) string {
+	if f == nil || edits != f.Edits() {
 		return ""
 	}
 	return f.Values.Get(name)
@@ -213,10 +222,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, op, http.StatusForbidden, result{}, errors.New("the console is read-only"))
 		return
 	}
-	if q := op.confirmation(); q.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
-		page, back := op.back()
-		q.page, q.Fields, q.Back = c.page(page, q.Title, 0), r.PostForm, page+"?"+back.Encode()
-		c.show(w, r, http.StatusOK, "confirm.html", q)
+	if r.PostForm.Get("sure") != "1" && !wantsJSON(r) && c.confirm(w, r, op) {
 		return
 	}
 	done, status, err := c.apply(r, op, lastStart)
@@ -330,7 +336,7 @@ func explain(r *http.Request, err error) error {
 // parseOperation parses a form. If it returns an error, op has the fields that were parsed before.
 func (c *Console) parseOperation(form url.Values) (op Operation, err error) {
 	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
-		Note: strings.TrimSpace(form.Get("note")), list: form.Get("list")}
+		ID: form.Get("id"), Note: strings.TrimSpace(form.Get("note")), list: form.Get("list")}
 	if op.Action == Apply && form.Has("preview") {
 		op.Action = Preview
 	}
@@ -366,9 +372,16 @@ func (c *Console) parseOperation(form url.Values) (op Operation, err error) {
 
 // parseSagas parses the fields of an action on sagas.
 func (op *Operation) parseSagas(form url.Values) (err error) {
-	op.ID = form.Get("id")
 	if op.Action == Skip {
 		op.Step = form.Get("step")
+	}
+	if op.State, err = compacted(form.Get("state")); err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	if v := strings.TrimSpace(form.Get("version")); v != "" {
+		if op.Version, err = strconv.Atoi(v); err != nil || op.Version < 1 {
+			return fmt.Errorf("version: is %q: must be the number of a registered version", v)
+		}
 	}
 	if seq := form.Get("seq"); seq != "" {
 		if op.Seq, err = parseSeq(seq); err != nil {
@@ -393,6 +406,8 @@ func (op *Operation) parseSagas(form url.Values) (err error) {
 		return errors.New("must have either id or ids")
 	case op.targets != nil && op.Seq != 0:
 		return errors.New("seq: must be part of ids, as id@seq")
+	case op.targets != nil && op.State != nil:
+		return errors.New("state: must have id: sagas have different states")
 	case op.Note == "":
 		return errors.New("note: is empty: must have the reason, for the saga's log")
 	}
@@ -407,29 +422,93 @@ func parseSeq(text string) (int64, error) {
 	return seq, nil
 }
 
+// compacted returns JSON without insignificant spaces, and nil for an empty text.
+func compacted(text string) (json.RawMessage, error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	var b bytes.Buffer
+	err := json.Unmarshal([]byte(text), new(json.RawMessage))
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return nil, fmt.Errorf("is not JSON: line %d: %w", 1+strings.Count(text[:syntax.Offset], "\n"), err)
+	}
+	err = json.Compact(&b, []byte(text))
+	return b.Bytes(), err
+}
+
 // A confirmation is the page before an operation that is hard to revert.
 type confirmation struct {
 	page
 	Because, Yes string
 	Fields       url.Values
 	Back         string
+	Changes      []change // of an operation with a State or a Version
 }
+
+// A change is a change of a saga's state or version.
+type change struct {
+	Name          string
+	Before, After side
+}
+
+// confirm writes the page that asks for confirmation of an operation, and reports whether the operation needs one.
+func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation) bool {
+	page, back := op.back()
+	var changes []change
+	if runner, _, _ := c.runner(back.Get("runner")); runner != nil && op.ID != "" && op.replaces() {
+		if r.PostForm.Get("sure") == "0" { // the operator continues to edit
+			c.saga(w, r, http.StatusOK, back, &actionForm{Values: r.PostForm})
+			return true
+		}
+		var err error
+		if changes, err = c.changes(r.Context(), runner, &op); err != nil {
+			c.refuse(w, r, op, http.StatusUnprocessableEntity, result{}, err)
+			return true
+		}
+		if op.State == nil {
+			r.PostForm.Del("state")
+		}
+	}
+	q := op.confirmation()
+	if q.Title == "" {
+		return false
+	}
+	q.page, q.Fields, q.Back = c.page(page, q.Title, 0), r.PostForm, page+"?"+back.Encode()
+	q.Changes = changes
+	c.show(w, r, http.StatusOK, "confirm.html", q)
+	return true
+}
+
+// replaces reports whether the operation changes a saga's state or version.
+func (op Operation) replaces() bool { return op.State != nil || op.Version != 0 }
 
 // confirmation returns the question before an operation. Its Title is empty if there is none.
 func (op Operation) confirmation() (q confirmation) {
 	a, object := actions[op.Action], cmp.Or(op.ID, op.Policy)
-	q.Yes, q.Because = capital(inWords(op.Action)), a.because
 	switch {
 	case op.targets != nil:
-		q.Title = fmt.Sprintf("%s %s?", q.Yes, plural(len(op.targets), "saga"))
-		return q
+		object = plural(len(op.targets), "saga")
 	case op.Key != "":
 		object = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
 	case op.Step != "":
 		object = fmt.Sprintf("the step %s of %s", op.Step, op.ID)
 	}
-	if a.question != "" {
-		q.Title = fmt.Sprintf(a.question, object)
+	var with []string
+	if op.State != nil {
+		with = append(with, "a new state")
+	}
+	if op.Version != 0 {
+		with = append(with, fmt.Sprint("version ", op.Version))
+	}
+	if with != nil {
+		object += " with " + strings.Join(with, " and ")
+	}
+	q.Yes, q.Because = capital(inWords(op.Action)), a.because
+	if op.State != nil {
+		q.Because = strings.TrimSpace(q.Because + " The saga does not keep the state before.")
+	}
+	if a.question != "" || op.targets != nil || with != nil {
+		q.Title = fmt.Sprintf(cmp.Or(a.question, q.Yes+" %s?"), object)
 	}
 	return q
 }
@@ -553,8 +632,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	case !ok:
 		c.fail(w, r, status, err)
 	case runner && page == "saga":
-		q.Set("note", op.Note)
-		c.saga(w, r, status, q, err)
+		c.saga(w, r, status, q, &actionForm{Error: err.Error(), Values: r.PostForm})
 	case runner && page == "sagas":
 		q.Set("note", op.Note)
 		c.sagas(w, r, status, q, done, err)

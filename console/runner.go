@@ -1,8 +1,10 @@
 package console
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -61,11 +63,46 @@ func operateSaga(ctx context.Context, policy any, op Operation) error {
 	}
 	err := runner.Operate(ctx, op.ID, saga.Operation{
 		Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq,
+		State: op.State, Version: op.Version,
 	})
 	if isRefusal(err) {
 		return err
 	}
 	return ofStore(err)
+}
+
+// changes returns the changes that an operation makes to a saga's state and version. If the state would stay the same,
+// it sets op.State to nil.
+func (c *Console) changes(ctx context.Context, r *saga.Runner, op *Operation) (all []change, err error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	in, err := r.Get(ctx, op.ID)
+	switch {
+	case isRefusal(err):
+		return nil, err
+	case err != nil:
+		return nil, ofStore(err)
+	case op.Seq != 0 && in.Seq != op.Seq:
+		return nil, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
+			saga.ErrNotAllowed, op.Action, op.ID, op.Seq, in.Seq)
+	}
+	if op.Version != 0 {
+		all = append(all, changeOf("Version", fmt.Sprint(in.Version), fmt.Sprint(op.Version)))
+	}
+	if before, _ := compacted(string(in.State)); bytes.Equal(before, op.State) {
+		op.State = nil
+	}
+	if op.State != nil {
+		before := "hidden"
+		if c.cfg.Show.State {
+			before = indented(in.State)
+		}
+		all = append(all, changeOf("State", before, indented(op.State)))
+	}
+	if all == nil {
+		err = errors.New("nothing would change: enter another state or a version")
+	}
+	return all, err
 }
 
 // isRefusal reports whether err means that a saga does not allow an action. Any other error is the store's.
@@ -172,6 +209,7 @@ func (c *Console) pageOf(runner string, in *saga.Instance, log []saga.Entry) sag
 	if c.cfg.Show.State {
 		p.Content = string(in.State)
 	}
+	p.Edits, p.JSON = p.Can(Retry) && in.Owner == "", json.Valid(in.State)
 	var before, group []string // names of the steps of the previous and of the current parallel group
 	for _, s := range in.Steps {
 		if !s.Parallel {

@@ -32,8 +32,9 @@ type sagaPage struct {
 	Older    int64       `json:"older,omitempty"` // number of older log entries, which are not shown
 	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
 
-	Wrong string `json:"-"` // error of an action
-	Note  string `json:"-"`
+	Form  *actionForm `json:"-"` // submitted form that was refused, or that the operator continues to edit
+	Edits bool        `json:"-"` // the page offers to change the state and the version
+	JSON  bool        `json:"-"` // the state is JSON
 }
 
 // A unitView is a step of a saga.
@@ -70,8 +71,8 @@ type entryView struct {
 // logShown is the maximum number of log entries on a page. The newest are shown.
 const logShown = 500
 
-// saga writes the page of the saga that q names. wrong is the error of an action, or nil.
-func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
+// saga writes the page of the saga that q names. form is a submitted form that the page shows again, or nil.
+func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url.Values, form *actionForm) {
 	runner, name, _ := c.runner(q.Get("runner"))
 	if runner == nil {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no runner %s", q.Get("runner")))
@@ -86,12 +87,16 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no saga %s", id))
 		return
 	case err != nil:
-		c.fail(w, r, http.StatusBadGateway, errors.Join(wrong, c.storeError(err)))
+		err = c.storeError(err)
+		if form != nil && form.Error != "" {
+			err = errors.Join(errors.New(form.Error), err)
+		}
+		c.fail(w, r, http.StatusBadGateway, err)
 		return
 	}
-	p.Done = actions[Action(q.Get("done"))].done
-	if wrong != nil {
-		p.Wrong, p.Note = wrong.Error(), q.Get("note")
+	p.Done, p.Form = actions[Action(q.Get("done"))].done, form
+	if form != nil && form.Error != "" && !slices.Contains([]string{"", "0", fmt.Sprint(p.Seq)}, form.Values.Get("seq")) {
+		form.Error += "\nThe saga has changed since you saw it. This page shows it as it is now."
 	}
 	c.show(w, r, status, "saga.html", p)
 }
@@ -111,6 +116,38 @@ func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 
 // Indented returns the saga's state, indented if it is JSON.
 func (p sagaPage) Indented() string { return indented([]byte(p.Content)) }
+
+// Draft returns the state in the form: what the operator has entered, or the saga's state.
+func (p sagaPage) Draft() string {
+	switch {
+	case p.Form.Edits():
+		return p.Form.Values.Get("state")
+	case p.Content == "hidden":
+		return ""
+	}
+	return p.Indented()
+}
+
+// A side is a text before or after a change: the beginning that both have, the lines that differ, and the end that
+// both have.
+type side struct{ Head, Differs, Tail string }
+
+// changeOf returns a change of a text.
+func changeOf(name, before, after string) change {
+	a, b := strings.SplitAfter(before, "\n"), strings.SplitAfter(after, "\n")
+	shorter, head, tail := min(len(a), len(b)), 0, 0
+	for head < shorter && a[head] == b[head] {
+		head++
+	}
+	for tail < shorter-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
+		tail++
+	}
+	split := func(lines []string) side {
+		end := len(lines) - tail
+		return side{strings.Join(lines[:head], ""), strings.Join(lines[head:end], ""), strings.Join(lines[end:], "")}
+	}
+	return change{name, split(a), split(b)}
+}
 
 // indented returns data as indented JSON, or unchanged if it is not JSON.
 func indented(data []byte) string {

@@ -48,8 +48,10 @@ async function renew() {
   }
 }
 
+// A form in open details shows a saga as it was when it was opened, and is sent with that sequence number.
 function busy(part) {
   return part.querySelector("form") && (part.matches(":hover") || part.contains(document.activeElement)) ||
+    part.querySelector("details[open] form") || [...part.querySelectorAll("textarea")].some((t) => t.value !== t.defaultValue) ||
     [...part.querySelectorAll("input:not([type=hidden])")].some((i) => i.type === "checkbox" ? i.checked : i.value);
 }
 

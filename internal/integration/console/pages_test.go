@@ -214,6 +214,18 @@ func TestPagesAreAccessible(t *testing.T) {
 		p.click(`button[name=sure]`)
 		p.shows("One saga was left unchanged:")
 		check("refusal")
+		p.open(at + sights["saga"])
+		p.click(`#edit summary`)
+		check("form of the state")
+		p.replaceState(`"KEF"`, `"RKV"`)
+		p.fill(`#edit input[name=version]`, "9")
+		p.fill(`#edit input[name=note]`, "the flight was diverted")
+		p.click(`#edit button[value=retry]`)
+		p.shows("Retry trip-1042 with a new state and version 9?")
+		check("confirmation of the state")
+		p.click(`button[value="1"]`)
+		p.shows("not registered: trip version 9")
+		check("refusal of the version")
 	}
 }
 
