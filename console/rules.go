@@ -53,7 +53,7 @@ var kinds = map[string]rules{
 	"bulkhead": {order: 6, well: "available"},
 	"pool":     {order: 6, well: "available", calls: metricsNamed("pool.waits")},
 	"lease": {order: 7, failing: "store_fails",
-		calls:  append(metricsNamed("lease.asks"), metricsNamed("lease.renewals")...),
+		calls:  append(metricsNamed("lease.requests"), metricsNamed("lease.renewals")...),
 		failed: metricsNamed("lease.store.errors")},
 	sagaKind: {order: 8, failing: "steps_fail", refusing: "steps_refused",
 		calls:   metricsNamed("saga.step.attempts"),

@@ -52,7 +52,7 @@ type Stats struct {
 	Elected     int64 `counter:"terms{event=elected}"`  // terms that started
 	Lost        int64 `counter:"terms{event=lost}"`     // terms that ended and were not resigned
 	Resigned    int64 `counter:"terms{event=resigned}"` // terms that were resigned
-	Asked       int64 `counter:"asks"`                  // requests for the lease
+	Asked       int64 `counter:"requests"`              // requests for the lease
 	Renewed     int64 `counter:"renewals"`              // renewals that succeeded
 	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 

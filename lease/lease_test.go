@@ -963,7 +963,7 @@ func TestCandidateDescribesItself(t *testing.T) {
 		require.Len(t, metrics, 9)
 		require.Equal(t, 1.0, metrics["lease.terms{event=elected}"])
 		require.Equal(t, 1.0, metrics["lease.leading"])
-		require.Equal(t, 1.0, metrics["lease.asks"])
+		require.Equal(t, 1.0, metrics["lease.requests"])
 		require.Equal(t, 2.0, metrics["lease.renewals"])
 		require.NoError(t, term.Resign(t.Context()))
 		stop()

@@ -33,7 +33,7 @@
 //	resilience.bulkhead.wait.duration  outcome                  calls that waited
 //	resilience.throttle.wait.duration  outcome                  calls that waited
 //	resilience.cache.load.duration     outcome                  completed loads, except canceled ones
-//	resilience.retry.call.attempts     outcome                  attempts of calls that were retried or given up
+//	resilience.retry.call.attempts     outcome                  attempts of calls that were retried or failed
 //	resilience.saga.step.duration      saga, step, op, outcome  attempts of steps
 //	resilience.saga.duration           saga, status             sagas, from start to end
 //

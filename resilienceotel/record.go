@@ -30,7 +30,7 @@ func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *record
 		step:     named("saga.step.duration", "s", "Duration of attempts of steps.", stepBuckets),
 		saga:     named("saga.duration", "s", "Time from the start of a saga to its end.", sagaBuckets),
 		attempts: named("retry.call.attempts", "{attempt}",
-			"Attempts of calls that were retried or given up.", attemptBuckets),
+			"Attempts of calls that were retried or failed.", attemptBuckets),
 	}
 }
 

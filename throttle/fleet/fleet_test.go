@@ -954,10 +954,10 @@ func TestLimitsDescribeThemselves(t *testing.T) {
 		"throttle.calls.local":                                      0,
 		"throttle.redis.calls":                                      1,
 		"throttle.redis.failures":                                   0,
-		"throttle.tokens.forgiven":                                  0,
+		"throttle.tokens{outcome=forgiven}":                         0,
 		"throttle.settlements.pending":                              0,
-		"throttle.settlements{result=late}":                         0,
-		"throttle.settlements{result=lost}":                         0,
+		"throttle.settlements{outcome=late}":                        0,
+		"throttle.settlements{outcome=lost}":                        0,
 		"throttle.slots.lost":                                       0,
 		"throttle.down":                                             0,
 	}, metrics)

@@ -18,10 +18,10 @@ type Stats struct {
 	AdmittedLocal int64                     `counter:"calls.local"`                     // calls that OnOutage admitted
 	RoundTrips    int64                     `counter:"redis.calls"`                     // round trips to Redis
 	Failed        int64                     `counter:"redis.failures"`                  // calls not decided by Redis
-	Forgiven      int64                     `counter:"tokens.forgiven"`                 // debt beyond a burst or quota
+	Forgiven      int64                     `counter:"tokens{outcome=forgiven}"`        // debt beyond a burst or quota
 	Unsettled     int                       `gauge:"settlements.pending"`               // settlements not yet in Redis
-	LateSettled   int64                     `counter:"settlements{result=late}"`        // settlements too late to count
-	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // settlements that Redis never got
+	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements too late to count
+	NeverSettled  int64                     `counter:"settlements{outcome=lost}"`       // settlements that Redis never got
 	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
 	Down          bool                      `gauge:"down"`                              // whether a node cannot be reached
 }
