@@ -44,8 +44,8 @@ func TestAlertRules(t *testing.T) {
 	services.Promtool(t, alerts, "test", "rules", "resilience.rules_test.yml")
 }
 
-// Each alert links to a section of the runbook, which names it and the row of the
-// dashboard that shows more.
+// Each alert links to a section of the runbook. The section names the alert and the row of the dashboard. It describes
+// what an operator sees, what that means, what to check and what to do.
 func TestRunbookHasASectionForEachAlert(t *testing.T) {
 	sections := map[string]string{} // by anchor
 	for _, text := range strings.Split(read(t, runbook), "\n## ")[1:] {
@@ -65,6 +65,7 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 			"`; the row \\*(\\w+)\\* of the dashboard").FindStringSubmatch(sections[link[2]])
 		require.Len(t, row, 2, "%s in %s", link[1], link[2])
 		require.Contains(t, rows, row[1])
+		require.Regexp(t, `(?s)\*\*You see\.\*\*.*\*\*Meaning\.\*\*.*\*\*Check\*\*.*\*\*Act`, sections[link[2]])
 	}
 }
 
