@@ -126,7 +126,7 @@ func (c *Console) list(ctx context.Context, r *saga.Runner, form listForm, limit
 	views []sagaView, next string, err error,
 ) {
 	found, next, err := r.List(ctx, saga.Filter{
-		Saga: form.Saga, ID: form.Text, CreatedBefore: form.createdBefore, After: form.After,
+		Saga: form.Get("saga"), ID: form.Get("text"), CreatedBefore: form.createdBefore, After: form.Get("after"),
 		Status: statuses, Limit: limit, WithoutState: true,
 	})
 	views = []sagaView{}

@@ -1,10 +1,8 @@
 package console
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -126,34 +124,4 @@ func (p sagaPage) Draft() string {
 		return ""
 	}
 	return p.Indented()
-}
-
-// A side is a text before or after a change: the beginning that both have, the lines that differ, and the end that
-// both have.
-type side struct{ Head, Differs, Tail string }
-
-// changeOf returns a change of a text.
-func changeOf(name, before, after string) change {
-	a, b := strings.SplitAfter(before, "\n"), strings.SplitAfter(after, "\n")
-	shorter, head, tail := min(len(a), len(b)), 0, 0
-	for head < shorter && a[head] == b[head] {
-		head++
-	}
-	for tail < shorter-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
-	}
-	split := func(lines []string) side {
-		end := len(lines) - tail
-		return side{strings.Join(lines[:head], ""), strings.Join(lines[head:end], ""), strings.Join(lines[end:], "")}
-	}
-	return change{name, split(a), split(b)}
-}
-
-// indented returns data as indented JSON, or unchanged if it is not JSON.
-func indented(data []byte) string {
-	var b bytes.Buffer
-	if json.Indent(&b, data, "", "  ") != nil {
-		return string(data)
-	}
-	return b.String()
 }

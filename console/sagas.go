@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"html/template"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -63,58 +64,46 @@ type sagaGroup struct {
 	Sagas  []sagaView `json:"-"`
 }
 
-// A listForm has the conditions of a list of sagas.
+// A listForm has the conditions of a list of sagas: runner, saga (a definition), status, text (an id, or its
+// beginning), age (the minimum age) and after (the last id of the previous page).
 type listForm struct {
-	Runner string
-	Saga   string // a definition
-	Status string
-	Text   string // an id, or its beginning
-	Age    string // the minimum age
-	After  string // the last id of the previous page
-
-	createdBefore time.Time // computed from Age
+	url.Values
+	createdBefore time.Time // computed from age
 }
 
 // formOf returns the conditions in a query. Other parameters are ignored.
 func formOf(q url.Values, runner string) listForm {
-	get := func(key string) string { return strings.TrimSpace(q.Get(key)) }
-	return listForm{Runner: runner, Saga: get("saga"), Status: get("status"), Text: get("text"),
-		Age: get("age"), After: get("after")}
+	f := url.Values{"runner": {runner}}
+	for _, key := range []string{"saga", "status", "text", "age", "after"} {
+		if v := strings.TrimSpace(q.Get(key)); v != "" {
+			f.Set(key, v)
+		}
+	}
+	return listForm{Values: f}
 }
 
 // Query returns the form as an encoded query.
-func (f listForm) Query() template.URL { return template.URL(f.values().Encode()) }
-
-func (f listForm) values() url.Values {
-	q := url.Values{}
-	for key, v := range map[string]string{
-		"runner": f.Runner, "saga": f.Saga, "status": f.Status, "text": f.Text, "age": f.Age, "after": f.After,
-	} {
-		if v != "" {
-			q.Set(key, v)
-		}
-	}
-	return q
-}
+func (f listForm) Query() template.URL { return template.URL(f.Encode()) }
 
 // next returns the query of the page after a saga, with another status. It is empty if after is.
 func (f listForm) next(status, after string) template.URL {
 	if after == "" {
 		return ""
 	}
-	f.Status, f.After = status, after
-	return f.Query()
+	next := maps.Clone(f.Values)
+	next["status"], next["after"] = []string{status}, []string{after}
+	return formOf(next, f.Get("runner")).Query()
 }
 
 // check returns an error if the form is invalid. It computes createdBefore from the store's time.
 func (f *listForm) check(now time.Time) error {
-	if f.Status != "" && !slices.Contains(statuses, sagaStatus(f.Status)) {
-		return fmt.Errorf("there is no status %q", f.Status)
+	if status := f.Get("status"); status != "" && !slices.Contains(statuses, sagaStatus(status)) {
+		return fmt.Errorf("there is no status %q", status)
 	}
-	if f.Age != "" {
-		d, err := time.ParseDuration(f.Age)
+	if age := f.Get("age"); age != "" {
+		d, err := time.ParseDuration(age)
 		if err != nil || d < 0 {
-			return fmt.Errorf("age: is %q: must be a duration such as 10m", f.Age)
+			return fmt.Errorf("age: is %q: must be a duration such as 10m", age)
 		}
 		f.createdBefore = now.Add(-d)
 	}
@@ -203,11 +192,12 @@ func (p *sagasPage) fill(ctx context.Context, c *Console, runner *sagaRunner) er
 	if err := p.Form.check(now); err != nil {
 		return err
 	}
-	limit, of := sagasShown, []sagaStatus{sagaStatus(p.Form.Status)}
-	switch p.Form.Status {
+	status := p.Form.Get("status")
+	limit, of := sagasShown, []sagaStatus{sagaStatus(status)}
+	switch status {
 	case "":
 		of = statuses[1:]
-		if p.Form.After == "" {
+		if !p.Form.Has("after") {
 			var after string
 			if p.Stuck, after, err = c.list(ctx, runner, p.Form, stuckShown, stuck); err != nil {
 				return err
@@ -220,7 +210,7 @@ func (p *sagasPage) fill(ctx context.Context, c *Console, runner *sagaRunner) er
 	if p.Sagas, p.Next, err = c.list(ctx, runner, p.Form, limit, of...); err != nil {
 		return err
 	}
-	p.More, p.Others = p.Form.next(p.Form.Status, p.Next), p.Sagas
+	p.More, p.Others = p.Form.next(status, p.Next), p.Sagas
 	grouped := p.Stuck
 	if limit == stuckShown {
 		grouped, p.Others = p.Sagas, nil
@@ -238,7 +228,8 @@ func groupsOf(sagas []sagaView) (groups []sagaGroup) {
 		if !ok {
 			i = len(groups)
 			index[key] = i
-			groups = append(groups, sagaGroup{Saga: v.Saga, Step: v.Step, Error: v.Error, Key: keyOfGroup(key)})
+			sum := crc32.ChecksumIEEE([]byte(strings.Join(key[:], "/"))) // identifies the group while the page is open
+			groups = append(groups, sagaGroup{Saga: v.Saga, Step: v.Step, Error: v.Error, Key: fmt.Sprintf("%08x", sum)})
 		}
 		groups[i].Sagas = append(groups[i].Sagas, v)
 		groups[i].Count++
@@ -246,11 +237,6 @@ func groupsOf(sagas []sagaView) (groups []sagaGroup) {
 	}
 	slices.SortStableFunc(groups, func(a, b sagaGroup) int { return cmp.Compare(b.Count, a.Count) })
 	return groups
-}
-
-// keyOfGroup returns a short text that identifies a group while the page is open.
-func keyOfGroup(parts [3]string) string {
-	return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(strings.Join(parts[:], "/"))))
 }
 
 // variable matches words of four and more characters that have a digit, such as ids and times. Shorter ones, such
