@@ -179,7 +179,7 @@ func (g *groupHealth) result(overflow policy.Health) policy.Health {
 	default:
 		h.Detail = fmt.Sprintf("%d of %d %s", g.equal, g.members, h.State)
 	}
-	h.Detail = strings.TrimSpace(h.Detail)
+	h.Detail = strings.ReplaceAll(strings.TrimSpace(h.Detail), "_", " ")
 	if h.Status == policy.Fail && (g.equal == 0 || g.equal < g.members) {
 		h.Status = policy.Warn
 		if h.State != "" {

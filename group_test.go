@@ -479,6 +479,7 @@ func TestGroupOfSeveralTypes(t *testing.T) {
 
 func TestGroupHealth(t *testing.T) {
 	warn := policy.Health{Status: policy.Warn, State: "disabled"}
+	half := policy.Health{Status: policy.Warn, State: "half_open"}
 	fail := policy.Health{Status: policy.Fail, State: "open", Err: errShut}
 	ok := policy.Health{}
 	for _, c := range []struct {
@@ -489,6 +490,7 @@ func TestGroupHealth(t *testing.T) {
 		{nil, ok, ok},
 		{[]policy.Health{ok, ok}, ok, ok},
 		{[]policy.Health{ok, warn}, ok, policy.Health{Status: policy.Warn, State: "disabled", Detail: "1 of 2 disabled"}},
+		{[]policy.Health{ok, half}, ok, policy.Health{Status: policy.Warn, State: "half_open", Detail: "1 of 2 half open"}},
 		{[]policy.Health{warn, warn}, warn, policy.Health{Status: policy.Warn, State: "disabled", Detail: "2 of 2 disabled"}},
 		{[]policy.Health{ok, warn, fail}, ok,
 			policy.Health{Status: policy.Warn, State: "partly_open", Detail: "1 of 3 open", Err: errShut}},
