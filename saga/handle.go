@@ -31,6 +31,9 @@ func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 			err = fmt.Errorf("saga: the older definition is one of %q, not of %q", sg.Name, current.Name)
 		}
 		if err == nil {
+			err = d.p.kept()
+		}
+		if err == nil {
 			err = e.Register(d)
 		}
 		if err != nil {

@@ -31,6 +31,11 @@ func TestStateThatJSONDoesNotKeepIsRefused(t *testing.T) {
 	require.PanicsWithError(t, notKept("twice", ".B"), func() { registerState[twice](r, "twice") })
 	require.PanicsWithError(t, notKept("ambiguous", ".N"), func() { registerState[ambiguous](r, "ambiguous") })
 	require.PanicsWithError(t, notKept("nested", ".List.B"), func() { registerState[nested](r, "nested") })
+	require.PanicsWithError(t, notKept("twice", ".B"), func() {
+		saga.Register(undemanding{r}, &saga.Saga[twice]{Name: "twice", Steps: []saga.Step[twice]{
+			{Name: "a", Do: noCall[twice], Undo: noCall[twice]},
+		}})
+	}, "on another engine")
 	_, err := registerState[anything](r, "anything").Start(t.Context(), "1", anything{int64(1)<<53 + 1})
 	require.ErrorContains(t, err, "the state does not come back as it was")
 	_, err = r.Get(t.Context(), "1")
@@ -47,3 +52,8 @@ func registerState[S any](r *saga.Runner, name string) *saga.Handle[S] {
 		{Name: "a", Do: noCall[S], Undo: noCall[S]},
 	}})
 }
+
+// An undemanding engine registers every definition.
+type undemanding struct{ saga.Engine }
+
+func (undemanding) Register(*saga.Definition) error { return nil }
