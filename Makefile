@@ -1,6 +1,6 @@
 GO          ?= go
 MODULE      := github.com/go-resilience/resilience
-ADAPTERS    := console resilienceetcd resiliencegrpc resiliencek8s resilienceotel resiliencepgx resilienceredis
+ADAPTERS    := console resilienceetcd resiliencegrpc resiliencek8s resilienceotel resiliencepgx resilienceredis sagatemporal
 MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration internal/tools
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 5000x

@@ -1,0 +1,2 @@
+// Package sagatemporal runs sagas of package saga on Temporal.
+package sagatemporal
