@@ -330,9 +330,10 @@ func (e *engine) hasStatus(ctx context.Context) bool {
 	if known != nil {
 		return *known
 	}
-	r, err := e.client.GetSearchAttributes(ctx)
-	has := err == nil && r.Keys[statusField] == enumspb.INDEXED_VALUE_TYPE_KEYWORD
-	if err == nil {
+	_, err := e.client.CountWorkflow(ctx, &workflowservice.CountWorkflowExecutionsRequest{Query: statusField + " = ''"})
+	_, invalid := errors.AsType[*serviceerror.InvalidArgument](err)
+	has := err == nil
+	if has || invalid {
 		e.mu.Lock()
 		e.status = &has
 		e.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -38,6 +37,8 @@ type environment struct {
 
 	lose func(saga.Call) bool // whether the worker dies after the attempt; nil means never
 }
+
+var quiet = log.NewStructuredLogger(slog.New(slog.DiscardHandler))
 
 func newEnvironment() *environment { return &environment{executions: make(map[string]*execution)} }
 
@@ -79,7 +80,7 @@ type run struct {
 
 func (e *environment) newRun(id string) *run {
 	suite := testsuite.WorkflowTestSuite{}
-	suite.SetLogger(log.NewStructuredLogger(slog.New(slog.NewTextHandler(io.Discard, nil))))
+	suite.SetLogger(quiet)
 	r := &run{suite.NewTestWorkflowEnvironment(), make(chan struct{}), make(chan struct{})}
 	r.env.SetTestTimeout(1000 * time.Hour) // it would panic in a saga that waits after the end of its test
 	r.env.SetWorkflowRunTimeout(0)         // virtual time would reach any other
@@ -262,8 +263,10 @@ func (w *workflowRun) Get(ctx context.Context, to any) error {
 	}
 }
 
-func (e *environment) GetSearchAttributes(context.Context) (*workflowservice.GetSearchAttributesResponse, error) {
-	return &workflowservice.GetSearchAttributesResponse{}, nil
+func (e *environment) CountWorkflow(
+	context.Context, *workflowservice.CountWorkflowExecutionsRequest,
+) (*workflowservice.CountWorkflowExecutionsResponse, error) {
+	return nil, serviceerror.NewInvalidArgument("there is no visibility")
 }
 
 func (e *environment) CancelWorkflow(ctx context.Context, id, _ string) error {
