@@ -2,6 +2,7 @@ package sagatemporal
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
+	"google.golang.org/grpc/codes"
 
 	"github.com/go-resilience/resilience/saga"
 )
@@ -34,7 +36,7 @@ const (
 	maxPayload = 64 << 10               // of a signal, as that of a Runner
 	firstLook  = 100 * time.Millisecond // of Wait at a saga that may be stuck
 	lastLook   = 5 * time.Second        // the longest pause between two looks
-	retries    = 5                      // of a message whose saga has continued as a new run
+	retries    = 3                      // of a request whose worker has stopped, or whose run has ended
 )
 
 // New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue, on which the
@@ -154,8 +156,12 @@ func (e *engine) Get(ctx context.Context, id string) (*saga.Instance, error) {
 // get returns a saga and the names of the signals that it had when it ended. A worker answers the query for a saga that
 // has not ended; one that has is read from the server.
 func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, error) {
-	r, err := e.client.QueryWorkflowWithOptions(ctx, &client.QueryWorkflowWithOptionsRequest{
-		WorkflowID: id, QueryType: queryType, QueryRejectCondition: enumspb.QUERY_REJECT_CONDITION_NOT_OPEN,
+	var r *client.QueryWorkflowWithOptionsResponse
+	err := again(ctx, func() (err error) {
+		r, err = e.client.QueryWorkflowWithOptions(ctx, &client.QueryWorkflowWithOptionsRequest{
+			WorkflowID: id, QueryType: queryType, QueryRejectCondition: enumspb.QUERY_REJECT_CONDITION_NOT_OPEN,
+		})
+		return err
 	})
 	switch {
 	case err != nil:
@@ -168,6 +174,18 @@ func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, 
 		return nil, nil, failed("get", id, err)
 	}
 	return in, nil, nil
+}
+
+// again makes a request again if the worker that the server has asked stopped meanwhile.
+func again(ctx context.Context, request func() error) (err error) {
+	for range retries {
+		err = request()
+		code := serviceerror.ToStatus(err).Code()
+		if ctx.Err() != nil || code != codes.Canceled && code != codes.DeadlineExceeded {
+			break
+		}
+	}
+	return err
 }
 
 // result waits for the end of a saga.
@@ -243,14 +261,19 @@ func (e *engine) Operate(ctx context.Context, id string, op saga.Operation) erro
 
 // send sends a message, and returns once it was decided.
 func (e *engine) send(ctx context.Context, id, what string, m *message) error {
+	options := client.UpdateWorkflowOptions{
+		UpdateID: rand.Text(), WorkflowID: id, UpdateName: updateType, Args: []any{m},
+		WaitForStage: client.WorkflowUpdateStageCompleted,
+	}
 	for n := 1; ; n++ {
 		refused := ""
-		h, err := e.client.UpdateWorkflow(ctx, client.UpdateWorkflowOptions{
-			WorkflowID: id, UpdateName: updateType, Args: []any{m}, WaitForStage: client.WorkflowUpdateStageCompleted,
+		err := again(ctx, func() error {
+			h, err := e.client.UpdateWorkflow(ctx, options)
+			if err == nil {
+				err = h.Get(ctx, &refused)
+			}
+			return err
 		})
-		if err == nil {
-			err = h.Get(ctx, &refused)
-		}
 		if _, closed := errors.AsType[*serviceerror.NotFound](err); closed {
 			in, signals, err := e.get(ctx, id)
 			switch {

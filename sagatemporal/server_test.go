@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -33,6 +34,11 @@ import (
 // The tests of this file need a server: TEMPORAL_SERVER is the program that make engines builds, or TEMPORAL_ADDRESS
 // and TEMPORAL_NAMESPACE are those of one that runs.
 
+var (
+	serverPID   int
+	serverInput io.Closer // the server runs until this one is closed, or lost
+)
+
 var theServer = sync.OnceValues(func() (address, namespace string) {
 	if a := os.Getenv("TEMPORAL_ADDRESS"); a != "" {
 		return a, cmp.Or(os.Getenv("TEMPORAL_NAMESPACE"), "default")
@@ -43,7 +49,7 @@ var theServer = sync.OnceValues(func() (address, namespace string) {
 	}
 	cmd := exec.Command(program)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe() // it stops when this process ends
+	in, err := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	if err == nil {
 		err = cmp.Or(err2, cmd.Start())
@@ -51,7 +57,7 @@ var theServer = sync.OnceValues(func() (address, namespace string) {
 	if err != nil {
 		panic(err)
 	}
-	_ = in
+	serverInput, serverPID = in, cmd.Process.Pid
 	_, _ = fmt.Fscan(bufio.NewReader(out), &address, &namespace)
 	return address, namespace
 })

@@ -1,11 +1,12 @@
-// Temporal is a Temporal server with SQLite in memory, for the tests that make engines runs. It is a module of
-// its own, outside of go.work, because it links 1,700 packages.
+// Temporal is a Temporal server with SQLite in memory, for the tests that make engines runs. It prints its address and
+// its namespace, and runs until its standard input ends. It is a module of its own, outside of go.work, because it links
+// 1,700 packages.
 package main
 
 import (
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
 
 	"go.temporal.io/server/temporaltest"
 )
@@ -13,8 +14,5 @@ import (
 func main() {
 	s := temporaltest.NewServer()
 	fmt.Println(s.GetFrontendHostPort(), s.GetDefaultNamespace())
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, os.Interrupt)
-	<-c
-	s.Stop()
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
