@@ -12,6 +12,7 @@
 //	observed     metrics for Prometheus, traces by OTLP, a log with trace IDs
 //	sagafile     a store of sagas in a file, as a library; go test ./examples/sagafile
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
+//	temporal     a saga on Temporal: in the test environment of its SDK, or on a server
 //
 // Package adapter is no program: it has a policy and an adapter to copy.
 package examples
