@@ -24,7 +24,7 @@ test: ## the tests of the library, as the README has it
 # takes minutes to build with the detector.
 race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
-		grep -vE '^\./(docs|examples|internal/(benchmarks|engines|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis))/|/testdata/' | \
+		grep -vE '^\./(docs|examples|internal/(benchmarks|engines|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis)|sagatemporal)/|/testdata/' | \
 		xargs -n1 dirname | sort -u) $(patsubst %,./%/...,$(filter-out resilienceetcd,$(ADAPTERS)))
 	$(GO) test ./resilienceetcd/...
 	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
@@ -80,13 +80,16 @@ histories: ## what processes did to real servers, for FOR, judged by models; and
 	cd internal/integration && $(GO) test -count=1 -timeout 60m -v ./history -history.for $(FOR) -history.mutants
 
 # Servers that take long to build, and that .ci/run therefore simulates. kube-apiserver is 2,000 packages: 20 minutes of
-# one CPU the first time. REAL has the tests that run against it.
+# one CPU the first time. Temporal is 1,700 packages: 16 minutes. REAL has the tests that run against kube-apiserver.
 engines: REAL ?= Kubernetes|Failover/kubernetes|JobOfFiveProcesses/kubernetes
 engines: APISERVER := $(CURDIR)/internal/engines/bin/kube-apiserver
-engines: ## elections on a real kube-apiserver, and the requests of client-go's leaderelection beside them
+engines: TEMPORAL := $(CURDIR)/internal/engines/bin/temporal
+engines: ## elections on a real kube-apiserver, with the requests of client-go's leaderelection beside them; sagas on Temporal
 	cd internal/engines/kubeapiserver && GOWORK=off $(GO) build -o $(APISERVER) .
 	cd internal/engines/leaderelection && GOWORK=off $(GO) test -count=1 -v .
 	cd internal/integration && KUBE_APISERVER=$(APISERVER) $(GO) test -count=1 -parallel 2 -timeout 20m -v -run '$(REAL)' ./lease
+	cd internal/engines/temporal && GOWORK=off $(GO) build -o $(TEMPORAL) .
+	cd sagatemporal && TEMPORAL_SERVER=$(TEMPORAL) $(GO) test -count=1 -timeout 20m -v -run '^TestServer' . -measure 500
 
 harm: ## clients under faults, at all rates; planted mistakes; the table "Under faults" of docs/BENCHMARKS.md
 	$(GO) test -count=1 -run '^TestPlantedHarms$$' ./internal/whole/harm -planted

@@ -39,8 +39,9 @@ const (
 	retries    = 3                      // of a request whose worker has stopped, or whose run has ended
 )
 
-// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue, on which the
-// engine runs the sagas that are registered. With a nil worker it starts, signals and reads sagas only.
+// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue: it runs the
+// sagas of the definitions that are registered with the engine. With a nil worker, the engine only starts, signals and
+// reads sagas.
 //
 // Call [saga.Register] before the worker starts. New panics if c is nil, if the task queue is empty, and if another
 // engine has been created with the same worker.
@@ -345,7 +346,7 @@ func (e *engine) List(ctx context.Context, f saga.Filter) (sagas []*saga.Instanc
 	return sagas, string(page.NextPageToken), nil
 }
 
-// hasStatus reports whether the namespace has the search attribute. The answer is kept, because every decision needs it.
+// hasStatus reports whether the namespace has the search attribute. It asks once, because every decision needs it.
 func (e *engine) hasStatus(ctx context.Context) bool {
 	e.mu.Lock()
 	known := e.status

@@ -52,7 +52,7 @@ func stories(t *testing.T) (all []story) {
 var (
 	needsMore = regexp.MustCompile(`\b(tx|child|quiet|reads|by=|timeout=|for=|delay=)`)
 	external  = regexp.MustCompile(
-		`^(go|signals( \w+)+|cancel .*|retry|skip \w+|compensate .*|\w+ (ok|fails|fails final|declined|declined final|refused))$`)
+		`^(go|signals( \w+)+|cancel .*|retry|skip \w+|compensate .*|\w+ (ok|refused|(fails|declined)( final)?))$`)
 	pause = regexp.MustCompile(`^\+\w+$`)
 	begun = regexp.MustCompile(`begin (\w+ \w+ \d+)`)
 	state = regexp.MustCompile(`\[(.*)\]$`)

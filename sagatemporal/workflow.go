@@ -209,7 +209,9 @@ func (l *loop) wait(ctx workflow.Context, wake time.Time, canceled func() error)
 }
 
 // decide is the local activity.
-func (e *engine) decide(ctx context.Context, name string, s saved, m *message, now time.Time) (out decision, err error) {
+func (e *engine) decide(
+	ctx context.Context, name string, s saved, m *message, now time.Time,
+) (out decision, err error) {
 	was, in, version := saga.Snapshot{}, saga.Input{Now: now, Operation: m.Operation}, s.Version
 	if err := json.Unmarshal(s.Snapshot, &was); err != nil {
 		return out, err

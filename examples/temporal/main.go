@@ -1,5 +1,5 @@
-// Temporal books a trip as a saga on Temporal. Without an address, it runs in the test environment of Temporal's SDK, in
-// which a pause of hours takes no time:
+// Temporal books two trips as sagas on Temporal. Without an address, it runs in the test environment of Temporal's SDK,
+// where a pause of hours takes no time:
 //
 //	go run ./examples/temporal
 //	go run ./examples/temporal -address 127.0.0.1:7233

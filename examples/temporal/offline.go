@@ -41,7 +41,9 @@ type offlineRun struct {
 	c *offlineClient
 }
 
-func (r offlineRun) Get(_ context.Context, result any) error { return r.c.env.GetWorkflowResult(result) }
+func (r offlineRun) Get(_ context.Context, result any) error {
+	return r.c.env.GetWorkflowResult(result)
+}
 
 // CountWorkflow tells the engine that there is no search attribute to set.
 func (c *offlineClient) CountWorkflow(
