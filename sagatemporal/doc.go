@@ -70,7 +70,8 @@
 //
 // All workers of a task queue should register all versions of all definitions that have sagas. A worker without the
 // version of a saga fails the workflow task, and the server gives it to a worker again, after up to 10 minutes. So the
-// saga is not lost. An attempt on such a worker is repeated after a second. An Operation with a Version needs both versions.
+// saga is not lost. An attempt on such a worker is repeated after a second. An Operation with a Version needs both
+// versions.
 //
 // A request to cancel the workflow has the effect of [saga.ActionCancel]. Do not terminate or reset the workflow of a
 // saga: the steps are then not undone, or called again.
@@ -81,8 +82,8 @@
 //
 //	temporal operator search-attribute create --name SagaStatus --type Keyword
 //
-// Without it, the error matches [errors.ErrUnsupported]. Restart the workers after you have created it. The attribute
-// has the [saga.Status], also for queries of your own. A page has the open sagas first, and then those that have ended,
+// Without it, the error matches [errors.ErrUnsupported]. Restart the program after you have created it. The attribute
+// has the [saga.Status], and can be used in queries of your own. A page has the open sagas first, and then those that have ended,
 // each with the latest first, as the server sorts them. Filter.CreatedBefore compares the start of the latest run.
 // List reads each saga of a page by a request, so that a page of 100 open sagas takes 100 queries.
 //

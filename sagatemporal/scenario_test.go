@@ -192,21 +192,25 @@ func TestOperationWithVersion(t *testing.T) {
 	require.Equal(t, []string{"do flight", "do charge", "do charge"}, s.Calls)
 }
 
-// A refused operation does not end a wait.
+// A refused operation leaves the timer of a wait. Time is real here, since the other step is in progress.
 func TestRefusedOperationKeepsTheTimer(t *testing.T) {
-	env := newEnvironment()
-	engine := sagatemporal.New(env, env, "sagas")
-	flight, hotel := step("flight"), step("hotel")
-	release := make(chan struct{})
-	flight.Do = func(context.Context, *trip) error { <-release; return nil }
-	hotel.Delay = time.Hour
-	h := saga.Register(engine, define(flight, hotel))
-	_, err := h.Start(t.Context(), "trip-1", trip{})
-	require.NoError(t, err)
-	move := saga.Operation{Action: saga.ActionRetry, Version: 7, Note: "no such version"}
-	require.ErrorIs(t, engine.Operate(t.Context(), "trip-1", move), saga.ErrNotAllowed)
-	close(release)
-	end(t, h, saga.Completed)
+	for _, version := range []int{1, 7} { // the saga's own, and one that is not registered
+		t.Run(fmt.Sprint(version), func(t *testing.T) {
+			env := newEnvironment()
+			engine := sagatemporal.New(env, env, "sagas")
+			flight, hotel := step("flight"), step("hotel")
+			called := make(chan struct{})
+			flight.Do = func(context.Context, *trip) error { <-called; return nil }
+			hotel.Do = func(context.Context, *trip) error { close(called); return nil }
+			hotel.Delay, hotel.Parallel = 500*time.Millisecond, true
+			h := saga.Register(engine, define(flight, hotel))
+			_, err := h.Start(t.Context(), "trip-1", trip{})
+			require.NoError(t, err)
+			move := saga.Operation{Action: saga.ActionRetry, Version: version, Note: "while an attempt is in progress"}
+			require.ErrorIs(t, engine.Operate(t.Context(), "trip-1", move), saga.ErrNotAllowed)
+			end(t, h, saga.Completed)
+		})
+	}
 }
 
 func TestStateTooLong(t *testing.T) {

@@ -350,7 +350,7 @@ func TestServerUnknownVersion(t *testing.T) {
 	c := server(t)
 	queue := unique("version")
 	second := define(step("train"))
-	second.Version = 2
+	second.Version, second.Steps[0].Timeout = 2, saga.Unlimited
 	start := func(of ...*saga.Saga[trip]) (*saga.Handle[trip], worker.Worker) {
 		w := worker.New(c, queue, worker.Options{})
 		h := saga.Register(sagatemporal.New(c, w, queue), of[0], of[1:]...)

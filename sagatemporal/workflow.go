@@ -21,9 +21,9 @@ const (
 	heartbeatEvery   = 2 * time.Second  // the SDK sends one after this time, and then one every 8s
 	lostPause        = time.Second      // before the attempt that follows a lost one
 	decideTimeout    = time.Minute
-	endless          = 100 * 365 * 24 * time.Hour // the server needs a limit for an attempt without one
-	maxDecisions     = 64                         // in a run, of up to 8 events each
-	maxState         = 256 << 10                  // a decision has the state twice, and the server takes 2 MiB
+	endless          = 10 * 365 * 24 * time.Hour // the server needs a limit for an attempt without one
+	maxDecisions     = 64                        // in a run, of up to 8 events each
+	maxState         = 256 << 10                 // a decision has the state twice, and the server takes 2 MiB
 	maxDecision      = 2000 << 10
 )
 
@@ -236,7 +236,7 @@ func (e *engine) decide(
 	} else if version != s.Version {
 		out.Refused = err.Error()
 	}
-	if version != s.Version && out.Refused != "" { // the saga remains one of its own version
+	if in.Operation != nil && in.Operation.Version != 0 && out.Refused != "" { // Decide has then decided nothing
 		version, in.Operation = s.Version, nil
 		if d, err = e.definition(name, version); err == nil {
 			next, err = d.Decide(was, in)

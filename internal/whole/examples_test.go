@@ -25,6 +25,7 @@ var exampled = map[string][]string{
 	"saga/sagahttp":           {"Send", "Result", "Handler"},
 	"saga/sagatest":           {"Check"},
 	"resiliencegrpc/sagagrpc": {"Send", "Context", "Error", "Result"},
+	"sagatemporal":            {"New"},
 }
 
 func TestPackagesHaveExamples(t *testing.T) {
