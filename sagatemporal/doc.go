@@ -83,9 +83,9 @@
 //	temporal operator search-attribute create --name SagaStatus --type Keyword
 //
 // Without it, the error matches [errors.ErrUnsupported]. Restart the program after you have created it. The attribute
-// has the [saga.Status], and can be used in queries of your own. A page has the open sagas first, and then those that have ended,
-// each with the latest first, as the server sorts them. Filter.CreatedBefore compares the start of the latest run.
-// List reads each saga of a page by a request, so that a page of 100 open sagas takes 100 queries.
+// has the [saga.Status], and can be used in queries of your own. A page has the open sagas first, and then those that
+// have ended, each with the latest first, as the server sorts them. Filter.CreatedBefore compares the start of the
+// latest run. List reads each saga of a page by a request, so that a page of 100 open sagas takes 100 queries.
 //
 // # Tests
 //
