@@ -21,12 +21,13 @@ test: ## the tests of the library, as the README has it
 
 # Data races, with fewer rounds of what is random: a round takes ten times the CPU of a plain one. The
 # adapters and TestSoak run here alone. resilienceetcd has no goroutine and no lock, and the server that its tests start
-# takes minutes to build with the detector.
+# takes minutes to build with the detector. TestContinuesAsNew of sagatemporal has 1,000 steps, and 200 if it is short.
 race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
 		grep -vE '^\./(docs|examples|internal/(benchmarks|engines|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis)|sagatemporal)/|/testdata/' | \
 		xargs -n1 dirname | sort -u) $(patsubst %,./%/...,$(filter-out resilienceetcd,$(ADAPTERS)))
 	$(GO) test ./resilienceetcd/...
+	$(GO) test -run '^TestContinuesAsNew$$' ./sagatemporal
 	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
 # What no test sees: unused code, 32 bits. Staticcheck reads the sources of all that a package links: for the
