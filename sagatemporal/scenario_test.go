@@ -112,6 +112,28 @@ func TestContinuesAsNew(t *testing.T) {
 	require.Equal(t, count/64+1, env.executions["trip-1"].runs)
 }
 
+// A run does not end while an attempt is in progress, whose answer would be lost.
+func TestRunEndsWithoutAttempts(t *testing.T) {
+	slow, failing := step("slow"), step("failing")
+	var slowCalls, failures atomic.Int32
+	enough := make(chan struct{})
+	slow.Do = func(context.Context, *trip) error { slowCalls.Add(1); <-enough; return nil }
+	failing.Parallel, failing.Attempts = true, saga.Unlimited
+	failing.Backoff = func(int) time.Duration { return time.Millisecond }
+	failing.Do = func(context.Context, *trip) error {
+		if n := failures.Add(1); n == 50 { // two decisions each
+			close(enough)
+		} else if n == 60 {
+			return nil
+		}
+		return errBroken
+	}
+	env, h := start(t, slow, failing)
+	end(t, h, saga.Completed)
+	require.EqualValues(t, 1, slowCalls.Load())
+	require.Equal(t, 2, env.executions["trip-1"].runs)
+}
+
 // A signal that an earlier run received is known in the later ones, and after the end.
 func TestSignalIsKnownInLaterRuns(t *testing.T) {
 	first, last := step("first"), step("last")
@@ -154,6 +176,7 @@ func TestLostAttemptIsMadeAgain(t *testing.T) {
 	require.Len(t, ids, 4)
 	require.Len(t, slices.Compact(slices.Clone(ids)), 1, ids)
 	require.Equal(t, 1, in.Steps[0].Attempts)
+	require.GreaterOrEqual(t, in.UpdatedAt.Sub(in.CreatedAt), 3*time.Second, "a second before each")
 }
 
 func TestCanceledWorkflowTurnsBack(t *testing.T) {
