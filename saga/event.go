@@ -32,7 +32,7 @@ type StepStatus string
 const (
 	StepIdle       StepStatus = "idle"        // no attempt has started
 	StepWaiting    StepStatus = "waiting"     // for its Delay or Await
-	StepStarted    StepStatus = "started"     // attempts of Do have started, and the step has not ended
+	StepStarted    StepStatus = "started"     // an attempt of Do may have started, and the step has not ended
 	StepDone       StepStatus = "done"        // Do has taken effect
 	StepNoEffect   StepStatus = "no_effect"   // Do took no effect: there is nothing to undo
 	StepFailed     StepStatus = "failed"      // Do failed for good; it may have taken effect

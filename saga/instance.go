@@ -33,7 +33,7 @@ type Instance struct {
 
 	Failures        int    // attempts that failed since a step last succeeded
 	Takeovers       int    // claims from crashed owners since a step last succeeded
-	LastError       string // of an abandoned saga, the operator's note
+	LastError       string // the latest failure, even if an attempt succeeded later, or the note of ActionAbandon
 	CancelRequested bool   // a request to cancel was recorded
 
 	CreatedAt time.Time
@@ -46,7 +46,8 @@ type Instance struct {
 	progress
 }
 
-// A StepState is the progress of a step.
+// A StepState is the progress of a step. While a runner holds the saga, attempts since its last write are missing: a
+// step that is started may have taken effect even if MaybeApplied is false.
 type StepState struct {
 	Name         string     `json:"n"`
 	Status       StepStatus `json:"s"`

@@ -118,7 +118,7 @@ func TestRequirements(t *testing.T) {
 func TestAdaptersImportNothingInternal(t *testing.T) {
 	mods, err := filepath.Glob("../../*/go.mod")
 	require.NoError(t, err)
-	require.Len(t, mods, 8)
+	require.Len(t, mods, 9)
 	for _, mod := range mods {
 		if filepath.Base(filepath.Dir(mod)) == "examples" {
 			continue // which nobody imports

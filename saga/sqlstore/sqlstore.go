@@ -64,6 +64,11 @@
 // until TCP's timeout, about 15 minutes, and other runners take its sagas over. Each statement of a DoTx must take
 // less than readTimeout.
 //
+// A process that stops inside a DoTx, without its connection breaking, keeps the locks of its rows. The DoTx of another
+// runner that waits for them fails after readTimeout or innodb_lock_wait_timeout, which counts as an attempt, so that
+// healthy sagas may turn back. On MariaDB, set idle_transaction_timeout in the DSN to the LeaseTTL in seconds.
+// Otherwise, give such steps more Attempts.
+//
 // If a DoTx loses a deadlock and returns the error, the attempt has failed without effect and is repeated. If the
 // DoTx ignores the error, its earlier writes are lost: the server has rolled the transaction back, and commits each
 // statement that follows separately, including the record that the step is done.
