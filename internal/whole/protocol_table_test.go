@@ -398,8 +398,8 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 	}
 	waited := calls[1].Sub(calls[0])
 	for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 2 * time.Second, 30 * time.Second} {
-		// a date has no more than seconds, and there is some jitter
-		if waited >= after-10*time.Millisecond && waited < after+after/5 {
+		// A date has no more than seconds. The breaker adds up to a tenth at random, and the retrier a tenth of that.
+		if waited >= after-10*time.Millisecond && waited <= after+after*22/100 {
 			return "waits " + after.String() + charge
 		}
 	}
