@@ -14,7 +14,7 @@ import (
 type Command struct {
 	ID      string // "<saga id>/<step>/do" or ".../undo", the same for all attempts
 	Attempt int    // from 1; a crash can make it smaller
-	Epoch   int64  // a fencing token, which grows with each claim of the saga; zero with [Run], on Temporal, and in a sagahttp.Handler
+	Epoch   int64  // a fencing token, which grows with each claim; zero with [Run], on Temporal, and in a sagahttp.Handler
 }
 
 // commandKey is the key of an *attempt or an *explicitCommand in a ctx.
