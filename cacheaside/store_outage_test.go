@@ -2,6 +2,7 @@ package cacheaside_test
 
 import (
 	"context"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/policy"
 )
 
 func write(t *testing.T, c *cacheaside.Cache[int, int], key int) {
@@ -49,6 +51,8 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 		src := newSource()
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, ErrorPause: time.Second})
 		c.Observe(log.add)
+		levels := map[string]slog.Level{}
+		c.Describe().Observe(func(_ context.Context, e policy.Event) { levels[e.What] = e.Level })
 		defer c.Close()
 		for key := range 10 {
 			mustGet(t, c, key)
@@ -86,6 +90,8 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		mustGet(t, c, 3)
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
+		require.Equal(t, slog.LevelWarn, levels["store_lost"])
+		require.Equal(t, slog.LevelInfo, levels["store_restored"])
 		loads := src.loaded(3)
 		mustGet(t, c, 3)
 		require.Equal(t, loads, src.loaded(3))

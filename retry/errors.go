@@ -53,7 +53,7 @@ func (e *Error) Error() string {
 	}
 	last := ": "
 	var cause string
-	if e.Cause != nil && e.Cause != ErrExhausted { // the number of attempts says as much
+	if e.Cause != nil && e.Cause != ErrExhausted { // which the number of attempts implies
 		cause = e.Cause.Error()
 		text += ": " + strings.TrimPrefix(strings.TrimPrefix(cause, ErrExhausted.Error()+": "), "retry: ")
 		last = "; last error: " // which is no part of Cause

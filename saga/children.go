@@ -257,9 +257,9 @@ func (f *family) look() (list []childState, err error) {
 	return list, nil
 }
 
-// tellParent wakes the parent of a saga that has ended if the parent can continue: all children of the step have
+// notifyParent wakes the parent of a saga that has ended if the parent can continue: all children of the step have
 // ended, or this saga has failed. A saga that its parent turned back does not wake it.
-func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
+func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 	if rec.Parent == "" {
 		return
 	}

@@ -55,7 +55,7 @@ type EventKind = store.EventKind
 
 // Events of a saga. They are in its log and go to observers.
 const (
-	EventCreated     EventKind = "created"     // the saga was started
+	EventCreated     EventKind = "created"     // the saga was started; see [Handle.StartTx]
 	EventTakenOver   EventKind = "taken_over"  // from an owner that crashed or was cut off
 	EventTurnedBack  EventKind = "turned_back" // for good
 	EventCanceled    EventKind = "canceled"    // the request to cancel reached the owner
@@ -143,8 +143,8 @@ func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }
 
-// tell notifies the observers. If there are none, it logs an event that needs attention.
-func (r *Runner) tell(ctx context.Context, e Event) {
+// notify notifies the observers. If there are none, it logs an event that needs attention.
+func (r *Runner) notify(ctx context.Context, e Event) {
 	if r.observers.Any() {
 		r.observers.Tell(ctx, e)
 	} else {
@@ -152,10 +152,10 @@ func (r *Runner) tell(ctx context.Context, e Event) {
 	}
 }
 
-// tellOf notifies the observers of an event of a saga.
-func (r *Runner) tellOf(ctx context.Context, rec *store.Record, e Event) {
+// reportEvent notifies the observers of an event of a saga.
+func (r *Runner) reportEvent(ctx context.Context, rec *store.Record, e Event) {
 	e.Saga, e.Version, e.ID, e.Status = rec.Saga, rec.Version, rec.ID, rec.Status
-	r.tell(ctx, e)
+	r.notify(ctx, e)
 }
 
 // warn logs an event that needs attention. It logs at most one EventStoreFailed per second.
@@ -187,8 +187,8 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
-// tellEntry counts a log entry and notifies the observers. rec is the saga after the entry.
-func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
+// reportEntry counts a log entry and notifies the observers. rec is the saga after the entry.
+func (r *Runner) reportEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
 	switch entry.Kind {
 	case EventCreated:
 		r.counters.countSaga(rec.Saga, "status=started")
@@ -205,7 +205,7 @@ func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.E
 	case EventCompleted, EventCompensated, EventAbandoned:
 		e.Took = entry.At.Sub(rec.CreatedAt)
 	}
-	r.tellOf(ctx, rec, e)
+	r.reportEvent(ctx, rec, e)
 }
 
 // hook calls a hook of the user. Its panic does not pass on. On a goroutine of the runner it would end the process, and
@@ -223,21 +223,21 @@ func hook[T any](ctx context.Context, name string, fn func(context.Context, T), 
 // first commit, unless its previous owner has done so.
 func (r *Runner) reportCreated(ctx context.Context, rec *store.Record, unreported bool) {
 	if unreported && rec.Previous == "" {
-		r.tellEntry(ctx, rec, store.Entry{Kind: EventCreated, Seq: 1, At: rec.CreatedAt})
+		r.reportEntry(ctx, rec, store.Entry{Kind: EventCreated, Seq: 1, At: rec.CreatedAt})
 	}
 }
 
-// tellLog notifies the observers of the log entries of a commit.
-func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
+// reportLog notifies the observers of the log entries of a commit.
+func (r *Runner) reportLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
-		r.tellEntry(ctx, rec, entry)
+		r.reportEntry(ctx, rec, entry)
 	}
 }
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.counters.count(func(s *Stats) { s.StoreErrors++ })
-	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
+	r.notify(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
 // describe returns e in the form in which a registry receives it. runner is the name of the runner.

@@ -62,8 +62,8 @@ func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error
 }
 
 // StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds it
-// at its next poll, or after [Runner.Wake]. The error matches [ErrNoTx] if the engine has no
-// transactions.
+// at its next poll, or after [Runner.Wake], and then reports [EventCreated]. The error matches [ErrNoTx] if the
+// engine has no transactions.
 func (h *Handle[S]) StartTx(ctx context.Context, tx *sql.Tx, id string, s S) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -121,7 +121,7 @@ func (h *Handle[S]) Get(ctx context.Context, id string) (*Instance, S, error) {
 func (h *Handle[S]) decode(in *Instance) (s S, err error) {
 	p := h.versions[in.Version]
 	if in.Saga != h.current.p.name || p == nil {
-		return s, h.notMine(in)
+		return s, h.notRegistered(in)
 	}
 	decoded, err := p.decode(in.State)
 	if err != nil {
@@ -130,15 +130,14 @@ func (h *Handle[S]) decode(in *Instance) (s S, err error) {
 	return *decoded.(*S), nil
 }
 
-// notMine is the error for a saga of a definition or version that h lacks.
-func (h *Handle[S]) notMine(in *Instance) error {
+// notRegistered is the error for a saga of a definition or version that h lacks.
+func (h *Handle[S]) notRegistered(in *Instance) error {
 	return fmt.Errorf("%w: %q is of %s version %d, which the handle of %s lacks",
 		ErrNotRegistered, in.ID, in.Saga, in.Version, h.current.p.name)
 }
 
-// Signal tells the saga that something has happened outside, for which a step with the Await name waits, or will
-// wait. [SignalFrom] returns the payload, of up to 64 KiB. The first signal of a name is kept, so Signal can be
-// repeated.
+// Signal records an event outside the saga, for which a step with the Await name waits, or will wait. [SignalFrom]
+// returns the payload, of up to 64 KiB. The first signal of a name is kept, so Signal can be repeated.
 //
 // The error matches [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga has turned back or ended
 // without such a signal, or has no step that awaits it. It does not matter of which definition the saga is.
@@ -172,7 +171,7 @@ func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
 		return err
 	}
 	if in.Saga != h.current.p.name {
-		return h.notMine(in)
+		return h.notRegistered(in)
 	}
 	return h.engine.Operate(ctx, id, Operation{Action: ActionCancel, Note: note})
 }

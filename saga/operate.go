@@ -254,7 +254,7 @@ func (r *Runner) write(
 			r.reportCreated(ctx, &rec, in.unreported)
 		}
 		rec.Status, rec.Version = req.Status, cmp.Or(req.Version, rec.Version)
-		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
+		defer r.reportLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
 		if h := r.held[id]; h != nil && rec.Owner != "" && h.rec.Epoch == rec.Epoch {
@@ -262,7 +262,7 @@ func (r *Runner) write(
 		}
 		r.mu.Unlock()
 		if rec.Status.Ended() {
-			r.tellParent(ctx, &rec)
+			r.notifyParent(ctx, &rec)
 		}
 		r.Wake()
 		return rec.Status, nil

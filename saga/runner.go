@@ -496,7 +496,7 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 		defer run()
 	}
 	if created {
-		r.tellEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+		r.reportEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
 	return rec, nil
 }
@@ -632,7 +632,7 @@ func (h *hold) run() {
 	h.follow()
 	if !h.isReleased() {
 		h.r.counters.count(func(s *Stats) { s.Lost++ })
-		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
+		h.r.reportEvent(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
 	}
 	h.leave()
 	h.r.drop(h.rec, h)
@@ -706,7 +706,6 @@ func (h *hold) load() {
 	if h.r.noteReadable(&h.rec, err); err != nil && h.leaveToOthers(err) {
 		return
 	}
-	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
 	if err == nil {
 		_, err = h.p.decode(h.rec.State)
 		readable = err == nil
@@ -718,6 +717,7 @@ func (h *hold) load() {
 			}
 		}, h.m.carried)
 	}
+	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
 	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > most {
 		err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
 	}
@@ -874,10 +874,10 @@ func (h *hold) written(req store.CommitRequest) {
 	}
 	h.rec.Status, h.rec.Progress, h.rec.LastError = req.Status, req.Progress, req.LastError
 	h.r.counters.count(func(s *Stats) { s.Commits++ })
-	h.r.tellLog(h.ctx, &h.rec, req, h.now())
+	h.r.reportLog(h.ctx, &h.rec, req, h.now())
 	h.rec.Seq = req.After()
 	if req.Status.Ended() {
-		h.r.tellParent(h.ctx, &h.rec)
+		h.r.notifyParent(h.ctx, &h.rec)
 	}
 }
 
@@ -999,13 +999,13 @@ func (h *hold) reportAnswer(a *Answer) {
 		return
 	}
 	h.r.counters.countSaga(h.p.name, "outcome="+string(a.Outcome))
-	h.r.tellOf(h.ctx, &h.rec, Event{
+	h.r.reportEvent(h.ctx, &h.rec, Event{
 		Kind: EventAttempted, Step: a.Step, Op: a.Op, Attempt: a.attempt,
 		Outcome: a.Outcome, Took: a.took, Err: a.err, At: a.at,
 	})
 	if a.stalled > 0 {
 		h.r.counters.count(func(s *Stats) { s.Stalled++ })
-		h.r.tellOf(h.ctx, &h.rec, Event{
+		h.r.reportEvent(h.ctx, &h.rec, Event{
 			Kind: EventStalled, Step: a.Step, Op: a.Op, Attempt: a.stalled, Err: a.err, At: h.now(),
 		})
 	}

@@ -681,6 +681,44 @@ func TestStartTx(t *testing.T) {
 	})
 }
 
+// TestStartTxReportsCreationOnce: an operation before any claim reports the saga, or else its first owner alone.
+func TestStartTxReportsCreationOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, sg := newTxMemory(t), sequence(step("flight"))
+		start := func(r *saga.Runner, id string) {
+			tx, err := st.Begin(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, saga.Register(r, sg).StartTx(t.Context(), tx, id, trip{}))
+			require.NoError(t, tx.Commit())
+		}
+		var created []string
+		record := func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventCreated {
+				created = append(created, e.ID)
+			}
+		}
+		operator := idle(st, sg)
+		operator.Observe(record)
+		start(operator, "operated")
+		require.NoError(t, operator.Operate(t.Context(), "operated",
+			saga.Operation{Action: saga.ActionAbandon, Note: "a mistake"}))
+		require.Equal(t, []string{"operated"}, created)
+
+		start(operator, "taken over")
+		claimed, err := st.Claim(t.Context(), store.ClaimRequest{
+			Owner: "dead", LeaseTTL: time.Second, Limit: 1,
+			Definitions: []store.Definition{{Saga: sg.Name, Version: sg.Version}},
+		})
+		require.NoError(t, err)
+		require.Len(t, claimed, 1)
+		time.Sleep(time.Minute)
+		r, _ := observed(t, st, saga.RunnerConfig{}, record, sg)
+		_, err = result[trip](t.Context(), r, "taken over")
+		require.NoError(t, err)
+		require.Equal(t, []string{"operated"}, created, "its dead owner has reported the other one")
+	})
+}
+
 func TestApply(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -37,7 +37,7 @@ func (r *Runner) noteReadable(rec *store.Record, err error) {
 	r.mu.Unlock()
 	if err != nil && !known {
 		r.counters.count(func(s *Stats) { s.Stalled++ })
-		r.tellOf(context.Background(), rec, Event{Kind: EventStalled, Err: err, At: rec.Now})
+		r.reportEvent(context.Background(), rec, Event{Kind: EventStalled, Err: err, At: rec.Now})
 	}
 }
 

@@ -57,8 +57,8 @@
 //	history              a row and its log             27 events, 10 KB (a plain workflow: 23 events, 2 KB)
 //	1,000 steps                                        52s, in 16 runs
 //
-// The stories in saga/testdata that need no other runner, no parent and no clock are told to both, with the same
-// calls, statuses and results.
+// The stories in saga/testdata that need no other runner, no parent and no clock run on both, with the same calls,
+// statuses and results.
 //
 // # The command id
 //

@@ -22,9 +22,8 @@
 //	})
 //	err := perUser.Do(ctx, user, handle)
 //
-// [All] combines several limits: a call takes its tokens from all of
-// them, or from none. Package fleet shares limits between processes. Package adaptive sheds calls that a server would
-// probably reject.
+// [All] combines several limits: a call takes its tokens from all of them, or from none. Package fleet shares limits
+// between processes. Package adaptive sheds calls that a server would probably reject.
 //
 // # A limit of zero
 //

@@ -45,7 +45,7 @@ func (r offlineRun) Get(_ context.Context, result any) error {
 	return r.c.env.GetWorkflowResult(result)
 }
 
-// CountWorkflow tells the engine that there is no search attribute to set.
+// CountWorkflow fails, so the engine sets no search attribute.
 func (c *offlineClient) CountWorkflow(
 	context.Context, *workflowservice.CountWorkflowExecutionsRequest,
 ) (*workflowservice.CountWorkflowExecutionsResponse, error) {

@@ -40,8 +40,8 @@ type Case[S any] struct {
 // Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
 // fails, if the saga ends differently, or if encoding and decoding change the state. verify compares the participants
 // with the Case; the participants may be new for each run or shared. Attempts, Backoff, Delay and Await are ignored,
-// and SignalFrom returns no signal: test a Do that needs a payload apart, and leave it out of the saga that Check
-// runs. A DoTx, an UndoTx and a Child are not called: check the definitions of children separately.
+// and SignalFrom returns no signal: test a Do that needs a payload separately, and leave it out of the saga that
+// Check runs. A DoTx, an UndoTx and a Child are not called: check the definitions of children separately.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {

@@ -359,9 +359,9 @@ func (s *tables) Exclusive() bool { return s.turns != nil }
 
 func (s *tables) channel() string { return s.prefix + "saga" }
 
-// tell notifies the listeners that a saga is due. Callers send the notification after the write, so that writes are
+// notify notifies the listeners that a saga is due. Callers send the notification after the write, so that writes are
 // not committed one after the other. If the process dies in between, runners find the saga at their next poll.
-func (s *tables) tell(ctx context.Context, q sqldb.Querier) error {
+func (s *tables) notify(ctx context.Context, q sqldb.Querier) error {
 	if s.listen == nil {
 		return nil
 	}

@@ -21,7 +21,7 @@ func (s *tables) Start(ctx context.Context, req store.StartRequest) (rec store.R
 		return err
 	})
 	if created && err == nil && req.Owner == "" {
-		_ = s.tell(ctx, s.db)
+		_ = s.notify(ctx, s.db)
 	}
 	return rec, created, wrap("start", err)
 }
@@ -29,7 +29,7 @@ func (s *tables) Start(ctx context.Context, req store.StartRequest) (rec store.R
 func (s *tables) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.start(ctx, tx, req)
 	if created && err == nil {
-		err = s.tell(ctx, tx)
+		err = s.notify(ctx, tx)
 	}
 	return rec, created, wrap("start", err)
 }
@@ -109,7 +109,7 @@ func (s *tables) Commit(ctx context.Context, req store.CommitRequest) (rc store.
 		rc, err = s.batches.commit(ctx, req)
 	}
 	if err == nil && due(&req, rc) {
-		_ = s.tell(ctx, s.db)
+		_ = s.notify(ctx, s.db)
 	}
 	return rc, wrap("commit", err)
 }
@@ -128,7 +128,7 @@ func (s *tables) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitReque
 	}
 	rc, err := s.commit(ctx, tx, req)
 	if err == nil && due(&req, rc) {
-		err = s.tell(ctx, tx)
+		err = s.notify(ctx, tx)
 	}
 	return rc, wrap("commit", err)
 }
@@ -239,7 +239,7 @@ func (s *tables) Post(ctx context.Context, req store.PostRequest) (rec store.Rec
 		return err
 	})
 	if err == nil && rec.Owner == "" {
-		_ = s.tell(ctx, s.db)
+		_ = s.notify(ctx, s.db)
 	}
 	return rec, cmp.Or(wrap("post", err), refused)
 }
@@ -247,7 +247,7 @@ func (s *tables) Post(ctx context.Context, req store.PostRequest) (rec store.Rec
 func (s *tables) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) (store.Record, error) {
 	rec, refused, err := s.post(ctx, tx, req)
 	if err == nil && rec.Owner == "" {
-		err = s.tell(ctx, tx)
+		err = s.notify(ctx, tx)
 	}
 	return rec, cmp.Or(wrap("post", err), refused)
 }

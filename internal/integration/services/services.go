@@ -26,6 +26,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// patience is how long a server may take to accept a connection. A server that does not run refuses it at once, and
+// one on a busy machine has taken 12s.
+const patience = time.Minute
+
 // Redis returns the address of a running Redis: REDIS_ADDR, by default
 // 127.0.0.1:6379. It is shared by every test: use a key prefix of your own.
 func Redis(t testing.TB) string {
@@ -43,7 +47,7 @@ func Redis(t testing.TB) string {
 func Postgres(t testing.TB) string {
 	t.Helper()
 	dsn := env("POSTGRES_DSN", "postgres://postgres@127.0.0.1:5432/postgres")
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {
@@ -60,7 +64,7 @@ func MySQL(t testing.TB) string {
 	dsn := env("MYSQL_DSN", "root@tcp(127.0.0.1:3306)/")
 	db, err := sql.Open("mysql", dsn)
 	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		err = db.PingContext(ctx)
 		_ = db.Close()
@@ -235,7 +239,7 @@ func (s *RedisServer) signal(sig syscall.Signal) {
 }
 
 func ping(addr string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
 	defer c.Close()
