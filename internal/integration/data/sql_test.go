@@ -165,7 +165,7 @@ func TestTransfersThatCollide(t *testing.T) {
 		met := make(chan struct{}, 2)
 		again := 0
 		var mu sync.Mutex
-		retries := retry.New(retry.Config{Attempts: 100, Backoff: retry.Constant(time.Millisecond)})
+		retries := retry.New(retry.Config{Attempts: 10_000, Backoff: retry.Constant(time.Millisecond)})
 		retries.Observe(func(_ context.Context, e retry.Event) {
 			if e.Kind == retry.EventRetried {
 				requireAgain(t, e.Err)

@@ -72,7 +72,7 @@ func (p *PgBouncer) Start() {
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatalf("pgbouncer: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", p.Addr)

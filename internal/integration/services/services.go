@@ -28,7 +28,7 @@ import (
 
 // patience is how long a server may take to accept a connection. A server that does not run refuses it at once, and
 // one on a busy machine has taken 12s.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // Redis returns the address of a running Redis: REDIS_ADDR, by default
 // 127.0.0.1:6379. It is shared by every test: use a key prefix of your own.
@@ -200,7 +200,7 @@ func (s *RedisServer) launch() {
 func (s *RedisServer) await() {
 	s.t.Helper()
 	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(25 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(25 * time.Millisecond) {
 		if err = s.ready(s.Addr); err == nil {
 			return
 		}
