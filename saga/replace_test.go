@@ -137,20 +137,23 @@ func TestOperatorMovesAWaitingSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wait, hotel := step("approval"), step("hotel")
 		wait.Await = "approved"
-		sg, fix := sequence(step("flight"), wait), sequence(step("flight"), hotel)
+		flight := step("flight")
+		do := flight.Do
+		flight.Do = func(ctx context.Context, t *trip) error { time.Sleep(time.Second); return do(ctx, t) }
+		sg, fix := sequence(flight, wait), sequence(flight, hotel)
 		fix.Version = 2
 		r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 		saga.Register(r, fix, sg)
 		go func() { _ = r.Run(t.Context()) }()
-		in, err := saga.Register(r, sg, fix).Start(t.Context(), "trip-1", trip{})
+		_, err := saga.Register(r, sg, fix).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
+		r.Wake()
+		synctest.Wait() // the runner has the saga, whose flight takes a second
 		op := saga.Operation{
 			Action: saga.ActionRetry, Note: "not needed", Version: 2,
 			State: []byte(`{"Calls":["do flight","approved by hand"]}`),
 		}
-		if in.Owner != "" {
-			require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed, "a runner holds it")
-		}
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", op), saga.ErrNotAllowed, "a runner holds it")
 		time.Sleep(time.Minute)
 		require.NoError(t, r.Operate(t.Context(), "trip-1", op))
 		s, err := result[trip](t.Context(), r, "trip-1")
