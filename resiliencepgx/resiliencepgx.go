@@ -1,29 +1,31 @@
-// Package resiliencepgx runs transactions of a github.com/jackc/pgx/v5 pool that may be tried
-// again, acquires its connections under policies, and has the function by which sqlstore hears
-// PostgreSQL's notifications.
+// Package resiliencepgx runs transactions that can be retried in a pool of github.com/jackc/pgx/v5, and acquires the
+// pool's connections under policies. It also provides the function with which package sqlstore receives PostgreSQL's
+// notifications.
 //
 //	err := resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
 //		func(ctx context.Context, tx pgx.Tx) error {
 //			_, err := tx.Exec(ctx, "UPDATE account SET cents = cents - $1 WHERE id = $2", cents, id)
-//			return err // an error rolls back
+//			return err // if this is an error, the transaction is rolled back
 //		})
 //
 //	db := stdlib.OpenDBFromPool(pool) // a *sql.DB on the same connections
 //	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: resiliencepgx.Listen(pool)})
 //
-// A pool has four connections, or one for each CPU if there are more, unless pool_max_conns
-// of its DSN says otherwise: few for sagas, see package sqlstore.
+// By default, a pool has 4 connections, or one for each CPU if there are more than 4 CPUs. That is few for a store of
+// sagas; see package sqlstore. The DSN's pool_max_conns sets another number.
 //
-// What an error means is what package resiliencesql says, whose ErrOutcomeUnknown is that of
-// InTx too. A transaction that was rolled back at COMMIT, since fn has ignored an error of a
-// statement, is answered: pgx.ErrTxCommitRollback.
+// Errors are classified as in package resiliencesql, and an error of InTx may match resiliencesql.ErrOutcomeUnknown. If
+// fn ignores an error of a statement, PostgreSQL rolls the transaction back at COMMIT. The error of InTx then matches
+// pgx.ErrTxCommitRollback, and is an answer of the database, which is not retried.
 //
 // # PgBouncer
 //
-// InTx works through a pooler that lends a connection for each transaction, with
-// default_query_exec_mode=exec in the DSN or max_prepared_statements in PgBouncer. Listen does
-// not: a notification comes on the connection that has executed LISTEN. Give it a pool that
-// goes to the server itself, or to a pooler that lends a connection for the session.
+// InTx works with a pooler that assigns a connection to each transaction. Set default_query_exec_mode=exec in the DSN,
+// or max_prepared_statements in PgBouncer.
+//
+// Listen does not work with such a pooler, because a notification arrives on the connection that has executed LISTEN.
+// Call Listen with a pool that connects to the server directly, or to a pooler that assigns a connection to each
+// session.
 package resiliencepgx
 
 import (
@@ -39,15 +41,15 @@ import (
 	"github.com/go-resilience/resilience/resiliencesql"
 )
 
-// A Config configures a transaction. The zero Config is usable. The fields are those of
-// resiliencesql.Config.
+// A Config configures a transaction. The zero Config is usable. The fields are like the fields of resiliencesql.Config.
 type Config struct {
-	// Options are those of the transaction. Zero means the server's defaults.
+	// Options are the options of the transaction. Zero means the server's defaults.
 	Options pgx.TxOptions
-	// Retry runs the transaction, again where it has had no effect: the Wrap of a Retrier, or
-	// a Chain of it and other policies. Nil means one attempt.
+	// Retry wraps the transaction in policies: it is the Wrap method of a Retrier, or a Chain of that and of other
+	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry resilience.Middleware
-	// Check settles a COMMIT whose outcome is unknown. Nil means that it stays so.
+	// Check finds out, in the new transaction tx, whether a transaction was committed whose COMMIT has an unknown outcome;
+	// see resiliencesql.Config. Nil means that the outcome remains unknown.
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 
@@ -72,10 +74,10 @@ func (cfg Config) in(pool *pgxpool.Pool) resiliencesql.Transactions[tx] {
 	return in
 }
 
-// A tx is a resiliencesql.Tx.
+// A tx is a resiliencesql.Tx, which InTx commits or rolls back.
 type tx struct {
 	pgx.Tx
-	conn *pgxpool.Conn // released with the end of Tx; nil: Tx does so
+	conn *pgxpool.Conn // the connection to release when Tx has ended; nil if Tx releases it itself
 }
 
 func (t tx) Commit(ctx context.Context) error   { return t.end(t.Tx.Commit(ctx)) }
@@ -88,7 +90,8 @@ func (t tx) end(err error) error {
 	return err
 }
 
-// primary returns a connection to a server that takes writes: see resiliencesql.Transactions.
+// primary returns a connection to a server that accepts writes, and closes the pool's connections to other servers; see
+// resiliencesql.Transactions.
 func primary(ctx context.Context, pool *pgxpool.Pool, probe string) (*pgxpool.Conn, error) {
 	for most := pool.Stat().TotalConns(); ; most-- {
 		s := pool.Stat()
@@ -114,7 +117,7 @@ func primary(ctx context.Context, pool *pgxpool.Pool, probe string) (*pgxpool.Co
 	}
 }
 
-// code returns the SQLSTATE of an error that pgx has made of another.
+// code returns the SQLSTATE of an error of pgx that itself has none.
 func code(err error) string {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return "25P02" // in failed transaction
@@ -127,7 +130,7 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 	return cfg.in(pool).InTx(ctx, cfg.Retry, func(ctx context.Context, t tx) error { return fn(ctx, t.Tx) })
 }
 
-// Value is [InTx] for an fn that returns a value; on error, the zero T.
+// Value is like [InTx], for an fn that returns a value. If Value returns an error, the value is the zero T.
 func Value[T any](
 	ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error),
 ) (T, error) {
@@ -140,8 +143,8 @@ func Value[T any](
 	})
 }
 
-// Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there
-// was one; what is done with it is not theirs.
+// Acquire acquires a connection of pool under policies, such as a breaker's Wrap. The policies observe only whether the
+// connection was acquired, and not the queries that it is used for. The caller must release the connection.
 func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middleware) (*pgxpool.Conn, error) {
 	return resilience.Do(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
 		conn, err := pool.Acquire(ctx)
@@ -149,15 +152,18 @@ func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middle
 	})
 }
 
-// silence is after how long without a notification the server is asked for a sign of life,
-// and how long that may take.
+// silence is the time without a notification after which Listen pings the server. It is also the timeout of the ping.
 const silence = 10 * time.Second
 
-// Listen returns the Listen of sqlstore: it executes LISTEN for the channel and
-// calls notify once then and for each notification, until ctx ends or the connection is lost.
-// Its caller calls it again then, and hears by the first notify that it may have missed some.
-// The connection is made as those of pool are, and is not one of them while it listens. A
-// server that is silent for ten seconds, and does not answer within another ten, is lost.
+// Listen returns a function for sqlstore.Config.Listen. That function executes LISTEN for the channel and calls notify
+// once. It then calls notify for each notification until ctx is done or the connection is lost.
+//
+// After the connection is lost, the function returns an error, and the saga.Runner that uses the store calls it again.
+// The new call first calls notify, because notifications may have been missed.
+//
+// The function takes a connection out of pool and uses it exclusively, so the connection does not count toward the
+// pool's limit. If no notification arrives for 10 seconds, the function pings the server. If the server does not answer
+// within another 10 seconds, the connection counts as lost.
 func Listen(pool *pgxpool.Pool) func(ctx context.Context, channel string, notify func()) error {
 	return func(ctx context.Context, channel string, notify func()) error {
 		pooled, err := pool.Acquire(ctx)
