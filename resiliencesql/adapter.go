@@ -12,30 +12,32 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// Transactions run functions in transactions of such a driver, by the rules of [InTx]. It is
-// what an adapter for one stands on: package resiliencepgx is such an adapter.
+// Transactions runs functions in transactions of a driver that is used without database/sql, by the rules of the
+// function [InTx]. It is the basis of an adapter for such a driver; package resiliencepgx is an example.
 type Transactions[T Tx] struct {
-	// Begin begins a transaction.
+	// Begin starts a transaction.
 	Begin func(ctx context.Context) (T, error)
-	// Primary begins a transaction on a connection to a server that takes writes, after one
-	// that took none. probe is a statement that asks a server: if it returns a row, or fails,
-	// the server takes no writes, and its connection is closed and not given back to the
-	// pool. Nil means that connections to such a server stay, and writes fail until the
+	// Primary starts a transaction on a connection to a server that accepts writes. It is called after a server has
+	// reported that it is read-only. probe is a query to execute on a connection: if the query returns a row or an error,
+	// the server accepts no writes. Primary then closes the connection instead of returning it to the pool, and tries
+	// another one.
+	//
+	// Nil means that the connections to the read-only server remain in the pool. All writes through them fail until the
 	// process restarts.
 	Primary func(ctx context.Context, probe string) (T, error)
-	// Code and Check are those of [Config]. Both are optional.
+	// Code and Check are like the fields of [Config]. Both are optional.
 	Code  func(error) string
 	Check func(ctx context.Context, tx T) (committed bool, err error)
 }
 
-// InTx runs fn in a transaction and commits it, under retry unless that is nil.
+// InTx runs fn in a transaction and commits it. If retry is not nil, it wraps each attempt.
 func (t Transactions[T]) InTx(ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
 	fn func(ctx context.Context, tx T) error) error {
 	return sqltx.Config[T](t).InTx(ctx, retry, fn)
 }
 
-// Judge gives err its verdict, as [Middleware] does for the error of a call under ctx.
-// code, if not nil, is that of a Config.
+// Judge returns err with its verdict, as [Middleware] does for the error of a call with this ctx. code is optional; see
+// [Config].
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	return sqltx.Judge(ctx, err, code)
 }

@@ -9,11 +9,12 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Pool returns the connection pool of db as a policy of the kind "pool" for a registry. Its metrics are the pool's
-// limit, its connections, and the number and duration of waits for a connection, as in db.Stats.
+// Pool returns the connection pool of db as a policy of the kind "pool" for a registry. Its metrics are values of
+// db.Stats: the maximum number of connections, the number of connections in use and idle, and the number and total
+// duration of the waits for a connection.
 //
-// A db of pgx's stdlib.OpenDBFromPool has no limit, and its waits are not counted. Call SetMaxOpenConns with the
-// limit of the pgx pool.
+// If db is from pgx's stdlib.OpenDBFromPool, it has no limit, so that its waits happen in the pgx pool and are not
+// counted. In this case, call db.SetMaxOpenConns with the limit of the pgx pool.
 func Pool(name string, db *sql.DB) policy.Describer { return &pool{db, name} }
 
 // A pool is the connection pool of a database.
@@ -24,7 +25,7 @@ type pool struct {
 
 // poolStats are the metrics of a pool.
 type poolStats struct {
-	Limit    int           `gauge:"limit"` // 0 means no limit
+	Limit    int           `gauge:"limit"` // the maximum number of connections; 0 means no limit
 	InUse    int           `gauge:"in_use"`
 	Idle     int           `gauge:"idle"`
 	Waits    int64         `counter:"waits"`
@@ -36,7 +37,7 @@ func (p *pool) stats() poolStats {
 	return poolStats{s.MaxOpenConnections, s.InUse, s.Idle, s.WaitCount, s.WaitDuration}
 }
 
-// Describe returns the description of the pool. Its health is a warning while all connections are in use.
+// Describe returns the description of the pool. The health is a warning while all connections are in use.
 func (p *pool) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "pool",
