@@ -21,22 +21,24 @@
 // The table has the verdicts, whether a breaker counts the call as a success, whether a retrier makes another attempt,
 // and the error codes with this verdict. An SQLSTATE of two characters is a class of codes.
 //
-//		                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
+//	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
 //		answered          success  no     all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
 //		again             success  yes    40 except 40002, 40003;    1213, 1205, 1020, 3572, ...    BUSY, LOCKED
-//		                                  55P03; stale statement
+//	                                  55P03; stale statement
 //		unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1021,  FULL, IOERR, READONLY,
-//		                                  25P03, 25P04; read-only    1114, ...; read-only           CANTOPEN, CORRUPT, ...
+//	                                  25P03, 25P04; read-only    1114, ...; read-only           CANTOPEN, CORRUPT, ...
 //		outcome unknown   failure  no     40003, 08007               2013, 1927, 1180, ...
 //
 //		stale statement                   26000, 0A000 of a plan
 //		read-only server                  25006, 0A000 of BEGIN      1290, 1836, 1792, 1047
 //
-//	  - answered: the database works and has rejected the statement.
-//	  - again: the transaction was rolled back in favor of another one, or its prepared statement was stale. It has had
-//	    no effect and can be repeated.
-//	  - unavailable: the database could not execute the statement, which has had no effect.
-//	  - outcome unknown: the statement or the transaction may have taken effect. The error matches [ErrOutcomeUnknown].
+// The verdicts mean:
+//
+//   - answered: the database works and has rejected the statement.
+//   - again: the transaction was rolled back in favor of another one, or its prepared statement was stale. It has had
+//     no effect and can be repeated.
+//   - unavailable: the database could not execute the statement, which has had no effect.
+//   - outcome unknown: the statement or the transaction may have taken effect. The error matches [ErrOutcomeUnknown].
 //
 // Some codes mean that a statement was interrupted: SQLSTATE 57014, MySQL's 1317, 1969 and 3024, and SQLite's
 // INTERRUPT. If ctx is done, the error is the error of ctx. Otherwise, a timeout of the server has interrupted the
