@@ -22,15 +22,15 @@
 // and the error codes with this verdict. An SQLSTATE of two characters is a class of codes.
 //
 //	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
-//		answered          success  no     all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
-//		again             success  yes    40 except 40002, 40003;    1213, 1205, 1020, 3572, ...    BUSY, LOCKED
+//	answered          success  no     all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
+//	again             success  yes    40 except 40002, 40003;    1213, 1205, 1020, 3572, ...    BUSY, LOCKED
 //	                                  55P03; stale statement
-//		unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1021,  FULL, IOERR, READONLY,
+//	unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1021,  FULL, IOERR, READONLY,
 //	                                  25P03, 25P04; read-only    1114, ...; read-only           CANTOPEN, CORRUPT, ...
-//		outcome unknown   failure  no     40003, 08007               2013, 1927, 1180, ...
+//	outcome unknown   failure  no     40003, 08007               2013, 1927, 1180, ...
 //
-//		stale statement                   26000, 0A000 of a plan
-//		read-only server                  25006, 0A000 of BEGIN      1290, 1836, 1792, 1047
+//	stale statement                   26000, 0A000 of a plan
+//	read-only server                  25006, 0A000 of BEGIN      1290, 1836, 1792, 1047
 //
 // The verdicts mean:
 //
