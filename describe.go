@@ -14,22 +14,24 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Describe describes the group as one policy. The description has the kind and name of the overflow:
+// Describe describes the group as one policy, with the kind and the name of its overflow. See [Group] for the
+// terms member and overflow. In the description:
 //
-//   - A metric is the sum over the overflow and all members. A ratio, or a time that can decrease, is the
-//     maximum instead. The counters of evicted members remain in the sums.
-//   - The health is Fail if every member fails. Otherwise it is Warn if any member or the overflow has a
-//     problem.
+//   - Each metric is the sum over the overflow and all members, except that a ratio, or a time that can
+//     decrease, is the maximum of their values. The counters of evicted members remain in the sums.
+//   - The health status is Fail if every member's status is Fail. Otherwise it is Warn if the status of any
+//     member, or of the overflow, is not Pass.
 //   - The Config is the overflow's Config.
-//   - An update applies to the overflow, to all existing members and to members that are created later. The
-//     update function is called twice with the configuration of the overflow and of each existing member. If
-//     any of these policies rejects the update, nothing changes. A member that is created later gets the
-//     fields that the update has altered. It gets the overflow's values of these fields, as far as its own
-//     configuration allows these values. A field that holds a function counts as altered unless it still
-//     holds the same function value.
-//   - Each event has the key of its member. Members are observed only while the group is observed.
+//   - Update changes the overflow, all existing members and members that are created later. It calls the
+//     caller's change function twice for the overflow and for each existing member, first only to validate.
+//     If any of these policies rejects the change, no policy is changed. In a member that is created later,
+//     the fields that change has modified are set to the overflow's values, unless the member's own
+//     configuration makes these values invalid. A field that holds a function counts as modified unless it
+//     still holds the same function value.
+//   - The Key of each event is the key of its member. The group observes its members only while the group
+//     itself has an observer.
 //
-// The functions in the members' descriptions must not use the group.
+// The functions in the members' descriptions must not call methods of the group.
 func (g *Group[K, P]) Describe() policy.Description {
 	of := descriptionOf(g.table.Overflow().Value.policy)
 	d := policy.Description{
@@ -59,7 +61,7 @@ func descriptionOf(p any) policy.Description {
 	return policy.Description{}
 }
 
-// describers yields the members that are Describers. The overflow is not a member.
+// describers yields the members that implement Describer, by key. It does not yield the overflow.
 func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
 	return func(yield func(string, policy.Describer) bool) {
 		for m := range g.members() {
@@ -74,8 +76,8 @@ func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
 func (g *Group[K, P]) metrics() []policy.Metric {
 	var stats GroupStats
 	var evicted []policy.Metric
-	// The pinned members cannot be evicted before their metrics are added. Otherwise a counter could
-	// decrease.
+	// Locked pins the members, so none of them is evicted before its metrics are added. If a member was
+	// evicted in between, its counts would be missing from both sums, and a counter could decrease.
 	pinned := g.table.Locked(func() {
 		stats.Evicted = g.evictions
 		for name, v := range g.evicted {
@@ -111,8 +113,8 @@ func (s *sums) addAll(d policy.Description) {
 	}
 }
 
-// add adds a metric. The sum of two ratios, or of two times that can decrease, would have no meaning. For
-// such metrics, add keeps the larger value.
+// add adds a metric to the sum of the same name. For a ratio, or a time that can decrease, a sum would have
+// no meaning, so add keeps the larger value instead.
 func (s *sums) add(m policy.Metric) {
 	i, ok := s.index[m.Name]
 	what, _, _ := strings.Cut(m.Name, "{")
@@ -130,7 +132,7 @@ func (s *sums) add(m policy.Metric) {
 	}
 }
 
-// health returns the worst health of a member, and the number of members that have this status.
+// health summarizes the health of all members; see [groupHealth.result].
 func (g *Group[K, P]) health(ctx context.Context) policy.Health {
 	var all groupHealth
 	for m := range g.members() {
@@ -166,8 +168,9 @@ func (g *groupHealth) add(h policy.Health) {
 	}
 }
 
-// result returns the health of a group. The overflow is not a member. It counts only if its status is worse
-// than the status of every member. If only some members fail, the group's status is Warn.
+// result returns the health of a group: the worst health of its members, with the number of members that have
+// this status in the Detail. The overflow's health replaces it only if the overflow's status is worse than
+// every member's. If only some members fail, or only the overflow fails, the group's status is Warn.
 func (g *groupHealth) result(overflow policy.Health) policy.Health {
 	h := g.worst
 	switch {
@@ -189,7 +192,7 @@ func (g *groupHealth) result(overflow policy.Health) policy.Health {
 	return h
 }
 
-// update is the Update of the group's description. See [Group.Describe] for its effects.
+// update is the Update function of the group's description. [Group.Describe] documents its effects.
 func (g *Group[K, P]) update(dryRun bool, change func(cfg any) error) error {
 	g.updating.Lock()
 	defer g.updating.Unlock()
@@ -229,8 +232,9 @@ func updatePolicy(p any, dryRun bool, change func(cfg any) error) error {
 	return d.Update(dryRun, change)
 }
 
-// observe is the Observe of the group's description. The first observer starts the observation of the
-// members, and the last observer ends it. Without observation, the members need not create events.
+// observe is the Observe function of the group's description. The group starts to observe its members when
+// its first observer is added, and stops when its last observer is removed. Members that are not observed
+// need not create events.
 func (g *Group[K, P]) observe(f func(context.Context, policy.Event)) (stop func()) {
 	g.observing.Lock()
 	defer g.observing.Unlock()
@@ -275,7 +279,7 @@ func (g *Group[K, P]) observeMember(key string, m *member[P]) {
 	g.stops[m] = stop
 }
 
-// stopMember ends the observation of a member, if it is observed.
+// stopMember stops observing a member. It has no effect if the member is not observed.
 func (g *Group[K, P]) stopMember(m *member[P]) {
 	g.stopsMu.Lock()
 	stop := g.stops[m]

@@ -10,10 +10,12 @@ import (
 )
 
 // Fallback returns a Middleware that calls fn with the error of a failed call and returns fn's result. fn
-// returns nil if it has provided an answer, and err to leave the error unchanged. If fn returns another
-// error, the Middleware joins it with err, unless the other error already wraps err. If ctx has already
-// ended, the Middleware does not make the call and calls fn with the error of ctx. Put a Fallback first in a
-// chain. Fallback panics if fn is nil.
+// returns nil if it has provided a result for the caller. It returns err to leave the error unchanged. If fn
+// returns a new error, the Middleware joins the new error with err, unless the new error already wraps err.
+// If ctx is already done, the Middleware does not make the call but calls fn with ctx's error.
+//
+// Put a Fallback first in a chain, because it handles only the errors of the policies inside it. Fallback
+// panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))
@@ -37,8 +39,8 @@ func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 }
 
 // contains reports whether tree is err or wraps err. If err is not comparable, contains compares the contents
-// of errors. errors.Is would not find an error whose type is a slice, for example, and would panic if a
-// comparable type holds a slice.
+// of errors, because errors.Is compares them only with ==. It would never find an err whose type is a slice,
+// for example. It would panic for an err that holds a slice in a field of an interface type.
 func contains(tree, err error) bool {
 	if reflect.ValueOf(err).Comparable() {
 		return errors.Is(tree, err)

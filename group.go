@@ -21,8 +21,8 @@ import (
 type GroupConfig struct {
 	// MaxKeys limits the number of members. Zero means 10,000.
 	MaxKeys int
-	// IdleAfter is how long a member must be unused before the group may evict the member even if there is
-	// room. Zero means 10 minutes. [Unlimited] means that the group evicts members only to make room.
+	// IdleAfter is the time after which the group may evict an unused member even if the group is not full.
+	// Zero means 10 minutes. [Unlimited] means that the group evicts members only to make room for new keys.
 	IdleAfter time.Duration
 }
 
@@ -42,28 +42,33 @@ func (c GroupConfig) Validate() error {
 //	}, resilience.GroupConfig{MaxKeys: 300})
 //	err := shards.Do(ctx, "eu-1", query)
 //
-// The policy of a key is a member of the group. The first call with a key creates the key's member. When a
-// new key arrives, the group evicts idle members. If the group is still full, it evicts the least recently
-// used member. If two members are used within a millisecond, either may count as the more recently used.
+// The policy of a key is called a member of the group. The first call with a key creates the key's member.
+// When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter. If the
+// group is still full, it evicts the least recently used member. If two members are used within 1ms of each
+// other, the group may take either of them for the more recently used.
 //
-// A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress. An open
-// breaker, a bulkhead with taken slots and a budget that is not full are also in use.
+// A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress, or if an
+// eviction would lose the state of its policy. For example, an open breaker, a bulkhead with taken slots and
+// a retry budget that is not full are in use.
 //
-// If there is no room, new keys share one extra member, the overflow, which is created with the zero key. A
-// key that has shared the overflow continues to use it while the overflow is in use, but for at most a
-// minute. Otherwise the key could use up the overflow's budget and then a second budget of its own member. A
-// key that does not equal itself, such as NaN, always uses the overflow.
+// If the group is full and cannot evict any member, new keys share one extra member, which is called the
+// overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
+// continues to use it while the overflow is in use, but for at most 1 minute. Without this rule, the key
+// could exhaust the overflow's budget and then immediately get a second budget with its own member. A key
+// that does not equal itself, such as NaN, always uses the overflow.
 //
-// To limit the rate of calls by key, use throttle.Group: it has the same shape and takes less memory.
+// To limit the rate of calls for each key, use throttle.Group instead: it is used in the same way but needs
+// less memory.
 type Group[K comparable, P interface {
 	Do(context.Context, Func) error
 }] struct {
 	table *keyed.Table[K, member[P]]
 
-	updating sync.Mutex // held by updates and Close, so that all members get them in the same order
+	updating sync.Mutex // held during updates and Close, so all members receive these in the same order
 
-	// The fields below are written while the table is locked. Table.Locked returns all existing members. A
-	// member that is created later gets the new values from prepare.
+	// The fields below are written only while the table is locked. Updates, observers and Close change them
+	// with Table.Locked and then apply the change to the members that Locked returns. To a member that is
+	// created later, prepare applies the change.
 	patch     *settings.Patch    // the changes by past updates, for members that are created later
 	observed  bool               // whether the members are observed
 	closed    bool               // whether Close was called; updating must also be held to write
@@ -79,12 +84,14 @@ type Group[K comparable, P interface {
 // A member holds the policy of a key.
 type member[P any] struct {
 	policy P
-	// inUse is the InUse of the policy's description, or nil. A new key may need the inUse of up to 16
-	// members while the table is locked. Calling Describe each time would take 150ns and six allocations for
-	// each member. Storing inUse takes 16 bytes for each member, so the rest of the description is not
-	// stored.
+	// inUse is the InUse function of the policy's description, or nil. To make room for a new key, the table
+	// may call the inUse of up to 16 members while it is locked. Calling Describe there instead would take
+	// 150ns and six allocations for each member. To save memory, a member stores no other field of the
+	// description.
 	inUse func() bool
-	unpin func(error) // unpins the member at the end of a call's work; a field, because each call would allocate it
+	// unpin unpins the member when a call's work ends. It is created once per member, because otherwise each
+	// call would allocate it.
+	unpin func(error)
 }
 
 // NewGroup returns a Group that creates its members with newMember. newMember must be fast and must not use
@@ -112,7 +119,8 @@ func NewGroup[K comparable, P interface {
 	return g
 }
 
-// prepare applies past updates, the observation and Close to a new member. The table is locked.
+// prepare brings a new member up to date: it applies past updates to the member, observes it if the group is
+// observed, and closes it if the group is closed. The caller has locked the table.
 func (g *Group[K, P]) prepare(key K, m *member[P]) {
 	d := descriptionOf(m.policy)
 	m.inUse = d.InUse
@@ -134,8 +142,8 @@ func closePolicy(p any) error {
 	return nil
 }
 
-// evict adds the counters of a member to the group's counters, and ends the observation of the member. It is
-// called before the member is evicted. The table is locked.
+// evict adds a member's counters to the group's counters and stops observing the member. The table calls
+// evict before it evicts the member, and holds its lock during the call.
 func (g *Group[K, P]) evict(m *member[P]) {
 	g.evictions++
 	g.stopMember(m)
@@ -170,8 +178,9 @@ func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	}
 }
 
-// Get returns the member for key, or false if the key has no member. Get does not create a member. It does
-// not count as use, so the member may be evicted while the caller has it.
+// Get returns the member for key, or false if the key has no member. Get does not create a member. Calling
+// Get does not count as a use of the member, so the group may evict the member while the caller still has a
+// reference to it.
 func (g *Group[K, P]) Get(key K) (P, bool) {
 	if m := g.table.Get(key); m != nil {
 		return m.Value.policy, true
@@ -180,8 +189,8 @@ func (g *Group[K, P]) Get(key K) (P, bool) {
 	return zero, false
 }
 
-// All iterates over the members in no particular order. It omits the overflow. Iterating does not count as
-// use.
+// All iterates over the keys and members in no particular order. It omits the overflow. Iterating over a
+// member does not count as a use of the member.
 func (g *Group[K, P]) All() iter.Seq2[K, P] {
 	return func(yield func(K, P) bool) {
 		for m := range g.members() {
@@ -197,8 +206,8 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 }
 
 // Close calls the method Close() error of every member that has this method, including the overflow and
-// members that are created later. The closed members decide how later calls continue. Only the first call to
-// Close has an effect.
+// members that are created later. Calls after Close still reach the members, and each closed member handles
+// them as its type documents. Only the first call to Close has an effect.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()
 	defer g.updating.Unlock()
@@ -213,13 +222,13 @@ func (g *Group[K, P]) Close() error {
 	return errors.Join(errs...)
 }
 
-// GroupStats are metrics of a [Group].
+// GroupStats holds metrics of a [Group].
 type GroupStats struct {
 	Members int   `gauge:"keys"`        // number of members, without the overflow
 	Evicted int64 `counter:"evictions"` // number of members that were evicted
 }
 
-// Stats returns metrics of the group itself.
+// Stats returns metrics of the group itself, not those of its members.
 func (g *Group[K, P]) Stats() (s GroupStats) {
 	g.table.View(func(members int) { s = GroupStats{Members: members, Evicted: g.evictions} })
 	return s

@@ -1,4 +1,5 @@
-// Package resilience composes policies around any func(context.Context) error.
+// Package resilience combines policies, such as retries, circuit breakers and timeouts, around any
+// func(context.Context) error.
 //
 //	guarded := resilience.Chain(
 //		retries.Wrap,                    // outermost: sees the outcome of everything below
@@ -15,27 +16,36 @@
 //
 // Every [Policy], and every [Middleware] of this package, guarantees:
 //
-//   - It runs fn on the caller's goroutine, and never after Do has returned. It does not run fn if ctx has
-//     already ended.
-//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Permits, slots and counts are
-//     released first.
-//   - If the policy stops, [errors.Is] finds both the error of fn and the reason for stopping in the returned
-//     error.
+//   - It runs the function that it was given, fn, on the caller's goroutine, and never after Do has returned.
+//     It does not run fn if ctx is already done.
+//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before that, the policy releases the
+//     permit or the slot that the call holds, and stops counting the call as in flight.
+//   - If the policy stops retrying or waiting after fn has failed, it returns an error in which [errors.Is]
+//     finds both fn's error and the reason for stopping, such as the end of ctx.
 //   - It is safe for concurrent use. Create a policy once and share it.
 //
 // # Errors
 //
-// Policies communicate through the errors that calls return. Policies classify an error by its optional
-// methods: Refused() bool, Answered() bool, Retryable() bool, RetryAfter() time.Duration and Throttled()
-// bool. The methods may belong to any error in the chain. If an error and an error that it wraps have the
-// same method, the outer error decides. Of joined errors, the first error that has any of the methods
-// decides, with two exceptions. Joined errors are refused only if all of them are refused. The longest
-// RetryAfter counts. docs/protocol.md shows how each policy treats each error.
+// Policies communicate through the errors that calls return. A policy classifies an error by optional methods
+// of the error:
+//
+//   - Refused() bool: true means that a policy did not make the call.
+//   - Answered() bool: true means that the dependency works and that the error is its answer.
+//   - Retryable() bool: false means that another attempt cannot help.
+//   - RetryAfter() time.Duration: an attempt before this time has passed cannot help.
+//   - Throttled() bool: true means that the dependency rejected the call because it is overloaded.
+//
+// The methods may belong to the error itself or to any error that it wraps. If an error and an error that it
+// wraps have the same method, the outer error's method decides. Among errors that [errors.Join] has joined,
+// the first error that has any of the methods decides, with two exceptions. Joined errors are refused only if
+// all of them are refused. Their RetryAfter is the longest RetryAfter of any of them. docs/protocol.md shows
+// how each policy treats each error.
 //
 // # Panics
 //
-// A Hedger, a Cache and a saga's Runner also call functions on separate goroutines. A panic on such a
-// goroutine becomes an error that has a method Stack() []byte.
+// hedge.Hedger, cacheaside.Cache and saga.Runner also call functions on goroutines that they start. A panic
+// on such a goroutine is recovered and becomes an error. The error has a method Stack() []byte, which returns
+// the stack trace of the panic.
 //
 // # Configuration
 //
@@ -45,9 +55,9 @@
 //   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off). A
 //     package defines the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
-//   - Update passes the effective configuration to its function. Defaults are filled in, so c.Queue += 10
-//     works. If a field was not set and the function does not alter the field, the field continues to follow
-//     its default.
+//   - A policy's Update method takes a function that modifies the current configuration. In that
+//     configuration, defaults are filled in, so c.Queue += 10 works. A field that was never set, and that the
+//     function does not modify, keeps following its default, even if the default depends on other fields.
 package resilience
 
 import (
@@ -57,18 +67,19 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Unlimited is a value for the fields that accept it. Unlimited means that there is no limit.
+// Unlimited means that there is no limit. Only fields whose documentation mentions Unlimited accept it.
 const Unlimited = -1
 
-// Func is the unit of work that every pattern wraps. Func and [Middleware] are aliases. A method value such
-// as retrier.Wrap is therefore a Middleware.
+// Func is the function that a policy runs, usually one call to a dependency. Func and [Middleware] are type
+// aliases, so a method value such as retrier.Wrap is a Middleware without a conversion.
 type Func = func(context.Context) error
 
 // Middleware returns a [Func] that runs next under a policy.
 type Middleware = func(next Func) Func
 
 // Policy is implemented by retry.Retrier, breaker.Breaker, bulkhead.Bulkhead, throttle.Limiter,
-// throttle.Limits, fleet.Limits and the adaptive variants.
+// throttle.Limits, fleet.Limits, and the types Bulkhead of bulkhead/adaptive and Throttle of
+// throttle/adaptive.
 type Policy interface {
 	// Do runs fn under the policy. It returns fn's error or an error of the policy.
 	Do(ctx context.Context, fn Func) error
@@ -77,7 +88,7 @@ type Policy interface {
 }
 
 // Chain composes middleware, outermost first: Chain(a, b)(fn) is a(b(fn)). Nil middleware is skipped, and
-// Chain()(fn) is fn. If a function is called often, wrap the function once and keep the result.
+// Chain()(fn) is fn. If a function is called often, wrap the function once and reuse the resulting Func.
 func Chain(mw ...Middleware) Middleware {
 	mw = slices.Clone(mw)
 	return func(next Func) Func {
@@ -96,10 +107,10 @@ func Chain(mw ...Middleware) Middleware {
 //
 // mw must call the Func that it wraps on the caller's goroutine, as every Policy does.
 //
-// A policy with a time limit cancels the ctx of fn when fn returns. fn must therefore return a finished
-// value. For example, if fn returns a [net/http.Response] from http.Client.Do, the body of the response is
-// cut off after Do has returned. Read the body in fn, or put the policies into a resiliencehttp.Transport: in
-// a Transport, the time limit also covers the reading of the body.
+// A policy with a time limit cancels fn's ctx when fn returns. fn must therefore return a value that no
+// longer needs the ctx. For example, if fn returns a [net/http.Response] from http.Client.Do, the body of the
+// response is cut off after Do has returned. Read the body in fn, or put the policies into a
+// resiliencehttp.Transport: in a Transport, the time limit also covers the reading of the body.
 func Do[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
 		mw = Chain()

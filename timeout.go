@@ -14,7 +14,7 @@ import (
 type TimeoutError struct {
 	Name  string        // the name that was passed to NamedTimeout, or ""
 	After time.Duration // the limit
-	Err   error         // the call's error; nil if the call returned the cause of its ctx
+	Err   error         // the call's own error; nil if the call returned only the cause of its ctx
 }
 
 func (e *TimeoutError) Error() string {
@@ -44,9 +44,10 @@ func (e *TimeoutError) Timeout() bool { return true }
 // If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success is
 // still a success. If the caller's own ctx ends before the limit, the call's error is returned unchanged.
 //
-// The ctx is also canceled when the call returns. If the call gets a response from [net/http.Client.Do], it
-// must therefore read the body before it returns. Otherwise the body is cut off. Within a
-// resiliencehttp.Transport, the call can return the response, and the limit covers the reading of the body.
+// The ctx is also canceled when the call returns. A call that receives a response from [net/http.Client.Do]
+// must therefore read the whole body before it returns. Otherwise the body is cut off. In a
+// resiliencehttp.Transport, the call can return the response unread, and the limit also covers the reading of
+// the body.
 func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
 
 // NamedTimeout is like [Timeout], but its errors contain name.

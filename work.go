@@ -7,12 +7,13 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A Work represents a call whose work may continue after the call's function has returned. For example, the
-// body of an HTTP response is read after RoundTrip has returned. Until the work ends, bulkheads keep the
-// call's slot, and timeouts apply. If the work ends with an error, breakers count a failure. A Work is safe
-// for concurrent use.
+// A Work represents the work of one call. The work may continue after the call's function has returned. For
+// example, the body of an HTTP response is read after RoundTrip has returned. Until the work ends, bulkheads
+// hold the call's slot, and timeouts still apply. If the work ends with an error, breakers count a failure. A
+// Work is safe for concurrent use.
 //
-// An adapter starts the work. The function that opens the connection calls Continue:
+// An adapter calls [BeginWork] before it runs the policies. The innermost function, which opens the
+// connection, calls Continue:
 //
 //	ctx, work := resilience.BeginWork(ctx)
 //	err := policies(func(ctx context.Context) error {
@@ -28,29 +29,30 @@ import (
 //	}
 type Work linger.Work
 
-// BeginWork returns a ctx with new work. The work ends when the policies have returned, unless Continue was
-// called. Calls under the original ctx are not part of the work.
+// BeginWork returns a new Work and a ctx that carries it. The work ends when the policies have returned,
+// unless Continue was called. Calls under the original ctx are not part of the work.
 func BeginWork(ctx context.Context) (context.Context, *Work) {
 	ctx, w := linger.Begin(ctx)
 	return ctx, (*Work)(w)
 }
 
 // WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
-// after Continue was called, because a later call under the same ctx is a separate call. A policy calls OnEnd
-// of the work to be notified when the work ends. [AtEnd] is simpler.
+// after Continue was called, because a later call under the same ctx is a separate call. A policy calls the
+// work's OnEnd method to be notified when the work ends. The function [AtEnd] is simpler to use.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 
-// Continue makes the work continue after the innermost function has returned. The innermost function calls
-// Continue before it returns nil.
+// Continue makes the work continue after the innermost function has returned. The innermost function must
+// call Continue before it returns nil.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
 // End ends the work. A nil err means that the work ended normally. Otherwise err is the reason why the work
-// was cut off, and wraps [context.Canceled] if the caller canceled. Only the first call to End has an effect.
+// was cut off. If the caller canceled the work, err must wrap [context.Canceled]. Only the first call to End
+// has an effect.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
 // OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
-// If w is nil or does not continue, OnEnd returns false and does not call f. A policy calls OnEnd after the
-// policy's function has returned nil.
+// If w is nil, or if the work has ended or does not continue, OnEnd returns false and never calls f. A policy
+// must call OnEnd only after the policy's function has returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
 // AtEnd calls next and returns next's error. It calls f once, when the work of next has ended. f may run on
@@ -70,8 +72,9 @@ func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 //		}
 //	}
 //
-// Most work ends when next returns, and f gets next's error. If next panics or exits its goroutine, f gets an
-// error that reports this. Work that continues ends later: see [Work].
+// Usually the work ends when next returns, and f receives next's error. If next panics or exits its
+// goroutine, f receives an error that reports this. If next calls Continue, the work ends later, and f
+// receives the error that was passed to [Work.End].
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
