@@ -3,8 +3,8 @@
 //
 //	users := breaker.New(breaker.Config{
 //		Name:                "users",
-//		ConsecutiveFailures: 5,                // open the breaker; concurrent failures count as one
-//		OpenFor:             30 * time.Second, // then one call probes
+//		ConsecutiveFailures: 5,                // open after 5 failures; overlapping failures count as one
+//		OpenFor:             30 * time.Second, // then let one call through to probe the dependency
 //	})
 //	err := users.Do(ctx, fetchUser)
 //	if errors.Is(err, breaker.ErrOpen) {
@@ -13,45 +13,57 @@
 //
 // # States
 //
-// A [Breaker] starts closed: all calls pass. The breaker opens when failures reach a limit of its [Config]. An
-// open breaker refuses calls with an [*OpenError]. After Config.OpenFor the breaker is half-open: a few calls
-// pass as probes. If the probes succeed, the breaker closes. If a probe fails, the breaker opens again.
+// A [Breaker] starts closed: all calls pass. The breaker opens when failures reach a limit of its [Config]. An open
+// breaker refuses calls with an [*OpenError]. After Config.OpenFor the breaker is half-open: a few calls pass as
+// probes. If the probes succeed, the breaker closes. If a probe fails, the breaker opens again.
 //
 // # How a call counts
 //
-//   - An error that is an answer (Answered() bool) is a success.
-//   - A refusal (Refused() bool) of an inner policy is ignored.
-//   - An error after the caller canceled is ignored.
-//   - An error after the deadline of the ctx that the breaker received is a failure if the deadline gave the call
-//     at least Config.Patience. Otherwise the error is ignored. A resilience.Timeout inside the breaker is no such
-//     deadline: its error is a failure.
-//   - Config.Classify decides how any other error counts. By default the error is a failure.
+//   - An error whose method Answered() bool returns true is a success: the dependency works, although its answer may
+//     be "not found".
+//   - An error whose method Refused() bool returns true is ignored: a policy inside the breaker did not make the
+//     call.
+//   - An error that is returned after the caller canceled ctx is ignored.
+//   - An error that is returned after the deadline of the caller's ctx is a failure if the time from the start of the
+//     call to the deadline was at least Config.Patience. Otherwise the error is ignored. A resilience.Timeout inside
+//     the breaker does not set the caller's deadline: its error is a failure.
+//   - Any other error is a failure, unless Config.Classify returns another verdict.
 //   - A panic is a failure.
-//   - A success that took Config.SlowAfter or longer is a failure.
+//   - A successful call that took Config.SlowAfter or longer is a failure.
 //
-// A response that is still being read is a stream. The call of a stream counts as a success at first. If the
-// stream breaks later, a failure replaces that success, unless the caller canceled. The stream of a gRPC call is
-// open before the server has answered. Its call counts when the server answers, when the stream ends, or when the
-// stream has continued for a Window, whichever is first.
+// # Streams
 //
-// A call may start before a change of the breaker's state, or before a Reset, and return afterwards. The result
-// of such a call affects neither the state nor the window. There is one exception: if a probe exceeds
-// Config.ProbeTimeout but succeeds during the same outage, the breaker closes. An outage ends when the
-// breaker closes, when another probe returns a failure in time, or when an operator intervenes.
+// The work of a call may continue after the call has returned. For example, the caller may still read the response of
+// an HTTP server. Such work is a stream. Its call counts as a success when the call returns. If the stream breaks
+// later, a failure replaces that success, unless the caller canceled.
+//
+// A gRPC stream is open before the server has answered. Therefore its call counts later: when the server answers,
+// when the stream ends, or when the stream has continued for Config.Window, whichever is first.
+//
+// # Late results
+//
+// A call that started before a change of the breaker's state, or before a Reset, may return afterwards. The result of
+// such a call affects neither the state nor the window. There is one exception: if a probe exceeds
+// Config.ProbeTimeout but succeeds during the same outage, the breaker closes. An outage ends when the breaker
+// closes, when another probe fails within ProbeTimeout, or when an operator calls a method such as Trip or ForceOpen.
 //
 // # Bursts
 //
-// Failures of calls that were in flight together are one event, not a trend: a lost connection fails all calls that
-// share the connection. The first failure of a run of consecutive failures starts a burst. Another failure belongs to
-// the burst if its call was in flight at the first failure and failed at most 250ms later. A burst counts as one
-// failure. If a burst has more than one failure, the breaker opens 250ms after the start of the run at the earliest.
-// This delay does not apply if at least half of the run's failures are timeouts. Calls that do not overlap share no
-// burst. The breaker opens immediately when ConsecutiveFailures of such calls have failed.
+// Calls that are in flight at the same time often fail for the same reason: a lost connection fails all calls that
+// share the connection. The breaker counts such failures as one failure, which is called a burst. The first failure
+// of a run of consecutive failures starts a burst. Another failure belongs to the burst if its call was in flight at
+// the first failure and failed at most 250ms later.
+//
+// If a burst has more than one failure, the breaker does not open within 250ms after the first failure. This delay
+// does not apply if at least half of the run's failures are timeouts.
+//
+// Failures of calls that do not overlap are never in the same burst. If ConsecutiveFailures such calls fail, the
+// breaker opens immediately.
 //
 // # Limits
 //
-// Do not nest calls under the same breaker: while the breaker is half-open, the outer call holds the permit
-// that the inner call needs.
+// Do not call a function under a breaker from within another call under the same breaker. While the breaker is
+// half-open, the outer call holds the permit that the inner call needs.
 //
 // References: the Circuit Breaker pattern (Cloud Design Patterns); Nygard, Release It! The state machine is
 // github.com/sony/gobreaker.
@@ -94,13 +106,13 @@ type Breaker struct {
 	calls    run // the run of consecutive failed calls
 	streams  run // the run of consecutive streams that broke after their calls had succeeded
 	window   window
-	machine  *machine   // nil before the first failure after New, Reset and each closing
+	machine  *machine   // gobreaker's state machine; nil from New, Reset or a closing until the next failure
 	probes   []*probe   // the probes that hold a permit
 	overtime *list.List // the *calls that returned less than Window ago and whose streams continue; oldest first
 
-	generation  uint32 // incremented by each transition; calls of older generations do not count
-	outages     uint32 // incremented when a late probe can no longer close the breaker
-	moments     uint32 // number of runs of failures that have started, of calls and of streams
+	generation  uint32 // incremented by each transition; the results of calls from older generations do not count
+	outages     uint32 // number of outages that have ended; a late probe closes the breaker only during its own outage
+	moments     uint32 // number of runs that have started, of failed calls and of broken streams
 	permits     int    // Config.Probes at the last opening
 	consecOpens int    // number of openings since the breaker was last closed for a whole Window
 }
@@ -109,8 +121,8 @@ type Breaker struct {
 type call struct {
 	cfg        *Config // the configuration that was in effect when the call started
 	generation uint32
-	moment     uint32        // Breaker.moments when the call started
-	probe      *probe        // the call as a probe; nil unless the breaker was half-open
+	moment     uint32        // the value of Breaker.moments when the call started
+	probe      *probe        // nil unless the breaker was half-open
 	began      time.Duration // start time; set only if SlowAfter, a deadline or a probe needs the time
 	deadline   time.Duration // deadline of the caller's ctx; 0 if the ctx has no deadline
 
@@ -120,12 +132,12 @@ type call struct {
 	element     *list.Element // the call in Breaker.overtime
 }
 
-// An outcome is the result of a call, as the breaker counts it. An outcome has four words. A larger struct
-// would be passed in memory, and a call would take a fifth longer.
+// An outcome is the result of a call, as the breaker counts it. An outcome has the size of four machine words. Go
+// would pass a larger struct in memory instead of in registers, and a call would take 20% longer.
 type outcome struct {
 	Verdict
 	err        error         // the error of a failed call
-	retryAfter time.Duration // the pause that a failed call asked for; 0 if none
+	retryAfter time.Duration // the RetryAfter of the error of a failed call; 0 if none
 }
 
 // New returns a closed Breaker. It panics if cfg is invalid; see [Config.Validate].
@@ -146,7 +158,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if err := b.admit(ctx, &c); err != nil {
 		return err
 	}
-	out, timeout := outcome{Verdict: Ignore}, false // the values that remain if fn calls runtime.Goexit
+	out, timeout := outcome{Verdict: Ignore}, false // the values if fn calls runtime.Goexit
 	var stream *call
 	work := linger.WorkOf(ctx)
 	defer func() {
@@ -168,7 +180,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if work != nil && out.Verdict == Success && err == nil {
 		stream = new(call) // a copy, so that c does not escape to the heap
 		*stream = c
-		stream.unanswered = c.probe == nil && work.IsStream() // a probe counts when its stream has continued for a while
+		stream.unanswered = c.probe == nil && work.IsStream() // finishProbe decides when the stream of a probe counts
 	}
 	return err
 }
@@ -178,9 +190,10 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is like [Breaker.Do], but for a call that is not a single function. Begin returns an error in the cases
-// in which Do would not call its function. Otherwise the caller reports the result of the call to done, from any
-// goroutine. Further uses of done have no effect. ctx must not be canceled before done is called.
+// Begin starts a call that is not a single function. If [Breaker.Do] would not call its function, Begin returns the
+// same error as Do, and done is nil. Otherwise the caller must call done with the result of the call. done may be
+// called from any goroutine. Only the first call of done has an effect. Do not cancel ctx before done is called,
+// because the breaker would ignore an error of the call.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {
@@ -191,7 +204,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 		if called.Swap(true) {
 			return
 		}
-		out, timeout := outcome{Verdict: Ignore}, false // the values that remain if Classify or a method of err panics
+		out, timeout := outcome{Verdict: Ignore}, false // the values if Classify or a method of err panics
 		defer func() { b.finish(ctx, &c, out, timeout, nil) }()
 		judged := c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 		timeout = c.timedOut(b, judged)
@@ -242,8 +255,9 @@ func (b *Breaker) admit(ctx context.Context, c *call) error {
 	return refusal
 }
 
-// judge returns the outcome of a call that ended with err. returned is true if the call's function has just
-// returned, and false if the call's stream has ended. SlowAfter applies only if returned is true.
+// judge returns the outcome of a call that ended with err. end is the classification of err by package behavior.
+// returned is true if the call's function has just returned, and false if the call's stream has ended. SlowAfter
+// applies only if returned is true.
 func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) outcome {
 	verdict := Success
 	switch end.Kind {
@@ -294,8 +308,8 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool
 	})
 }
 
-// observeStream has the breaker record the answer and the end of a stream that continues after its call has
-// returned.
+// observeStream arranges that the breaker records the answer and the end of a stream. It is called after the stream's
+// call has returned.
 func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call) {
 	if c.probe == nil && work.IsStream() {
 		work.OnAnswer(func() { b.locked(ctx, func(now time.Duration) { b.recordAnswer(now, c) }) })
@@ -305,10 +319,10 @@ func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call)
 	}
 }
 
-// finishStream records the end of a stream that continued after its call had returned. If the stream broke, a
-// failure replaces the newest success in the window. If the server has not answered, the stream's end is the
-// result of the call. Policies that have returned may have canceled ctx by now, so finishStream does not check
-// ctx. It checks err and the caller's deadline.
+// finishStream records the end of a stream that continued after its call had returned. If the stream broke, a failure
+// replaces the newest success in the window. If the server has not answered, the stream's end is the result of the
+// call. finishStream does not check ctx, because an outer policy that has returned may have canceled ctx. It checks
+// err and the caller's deadline instead.
 func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	end := behavior.Read(err)
 	switch {
@@ -373,8 +387,8 @@ func (b *Breaker) recordCall(now time.Duration, c *call, out outcome, timeout, s
 	}
 }
 
-// recordAnswer records the success of a call whose stream the server has answered. The stream may have ended by
-// now.
+// recordAnswer records the success of a call whose stream the server has answered. It does nothing if the result of
+// the call has already been recorded, for example because the stream has ended.
 func (b *Breaker) recordAnswer(now time.Duration, c *call) {
 	if c.unanswered {
 		c.unanswered = false

@@ -10,74 +10,76 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Unlimited, in a field that accepts it, means that there is no limit.
+// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
+// Unlimited.
 const Unlimited = -1
 
 // Config specifies when a [Breaker] opens and how long the breaker stays open. ConsecutiveFailures,
 // FailuresInWindow and FailureRate are limits. The breaker opens when any of the limits is reached.
 type Config struct {
-	// Name appears in errors, events and metrics. It cannot change.
+	// Name identifies the breaker in errors, events and metrics. Update cannot change it.
 	Name string
 
-	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken
-	// streams are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream
-	// continues. A stream that ends without a failure, or that has continued for a Window, ends a run of broken
-	// streams. A burst counts as one failure; see the package documentation. If FailuresInWindow or FailureRate
-	// is set, zero means that ConsecutiveFailures is not used. Otherwise zero means 5.
+	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken streams
+	// are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream continues. A
+	// stream that ends without a failure ends a run of broken streams. So does a stream that has continued for a Window.
+	// A burst counts as one failure; see the package documentation. Zero means 5, or, if FailuresInWindow or FailureRate
+	// is set, that ConsecutiveFailures is not used.
 	ConsecutiveFailures int
-	// FailuresInWindow is the number of failures in the window that opens the breaker. If the largest burst is
-	// at least half of the failures, the burst counts as one failure. Zero means that FailuresInWindow is not
-	// used.
+	// FailuresInWindow is the number of failures in the window that opens the breaker. If the largest burst has at least
+	// half of these failures, the burst counts as one failure. Zero means that FailuresInWindow is not used.
 	FailuresInWindow int
-	// FailureRate is the fraction of failed calls in the window that opens the breaker. It is in (0, 1]. If the
-	// largest burst is at least half of the failures, the burst counts as one call. Zero means that FailureRate
-	// is not used.
+	// FailureRate is the fraction of failed calls in the window that opens the breaker. It is greater than 0 and at most
+	// 1. If the largest burst has at least half of the failures, the burst counts as one call. Zero means that
+	// FailureRate is not used.
 	FailureRate float64
 	// MinCalls is the number of calls that must be in the window before FailureRate is used. Zero means 20, or
 	// WindowCalls if WindowCalls is set and less than 20.
 	MinCalls int
 
-	// Window is the time for which a call is counted, at least 1ms. The window moves in steps of a tenth of
-	// Window, so a call leaves the window at an age of 0.9 to 1 times Window. Zero means 1 minute. After a Window
-	// without an opening, the next open time is OpenFor again; see MaxOpenFor.
+	// Window is the length of the window, which is the time for which the result of a call is counted. The minimum is
+	// 1ms. The window moves in steps of a tenth of Window, so a result is counted for 0.9 to 1 times Window. Window also
+	// affects the open time; see MaxOpenFor. Zero means 1 minute.
 	Window time.Duration
-	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window
-	// holds the last WindowCalls calls, however old the calls are. Zero means that the window holds the calls
-	// of the last Window.
+	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window holds
+	// the last WindowCalls calls, regardless of their age. Zero means that the window holds the calls of the last
+	// Window.
 	WindowCalls int
 
-	// SlowAfter is the duration that turns a success into a failure: a successful call that takes SlowAfter or
-	// longer counts as a failure. Zero means that no success counts as a failure.
+	// SlowAfter is the duration that turns a success into a failure: a successful call that takes SlowAfter or longer
+	// counts as a failure. Zero means that a success never counts as a failure, however long the call takes.
 	SlowAfter time.Duration
-	// Patience decides how a call counts that missed the caller's deadline. The call is a failure if the time
-	// from its start to the deadline was at least Patience. Otherwise the call is ignored. If every deadline
-	// leaves less time than Patience, a dependency that hangs does not open the breaker. Zero means 90% of
-	// SlowAfter or, without SlowAfter, 900ms. [Unlimited] means that a missed deadline is never a failure.
+	// Patience applies to a call that fails after the deadline of the caller's ctx. The call counts as a failure if the
+	// time from its start to the deadline was at least Patience. Otherwise the call is ignored, because the caller may
+	// have allowed too little time. If all callers allow less time than Patience, a dependency that hangs does not open
+	// the breaker. Zero means 90% of SlowAfter or, without SlowAfter, 900ms. [Unlimited] means that a missed deadline is
+	// never a failure.
 	Patience time.Duration
 
-	// OpenFor is the time for which the breaker stays open. Up to a tenth of OpenFor is added at random. Zero
-	// means 30 seconds.
+	// OpenFor is the time for which the breaker stays open. Up to a tenth of OpenFor is added at random. Zero means 30
+	// seconds.
 	OpenFor time.Duration
-	// ProbeTimeout is the time after which a probe that has not returned counts as failed. If such a probe
-	// succeeds later, during the same outage, the breaker closes. If a probe returns and its stream continues,
-	// the probe counts as successful when the stream has continued for ProbeTimeout or OpenFor, whichever is
-	// less. Zero means OpenFor.
+	// ProbeTimeout is the time after which a probe that has not returned counts as failed. If such a probe succeeds
+	// later, during the same outage, the breaker closes. ProbeTimeout also applies to a probe that has returned and
+	// whose stream continues: the probe counts as successful when the stream has continued for ProbeTimeout or OpenFor,
+	// whichever is less. Zero means OpenFor.
 	ProbeTimeout time.Duration
-	// MaxOpenFor is the limit up to which the open time doubles with each opening. After the breaker has been
-	// closed for a Window, the open time is OpenFor again. Up to a tenth of the open time is added at random.
-	// Zero means OpenFor: the open time does not grow.
+	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. It doubles
+	// with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window, the next open
+	// time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter limits the RetryAfter() time.Duration of the failures that open the breaker. If any of these
-	// failures has a RetryAfter, the longest RetryAfter is the open time, instead of OpenFor. Up to a tenth is
-	// added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter is the longest open time that a dependency can request. If the errors of the failures that open the
+	// breaker have a method RetryAfter() time.Duration, the longest RetryAfter replaces OpenFor as the open time. Up to
+	// a tenth is added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is the number of probes that must succeed to close the breaker. At most Probes probes run at the
-	// same time, not counting the probes that have exceeded ProbeTimeout. A change takes effect at the next
-	// opening. Zero means 1.
+	// Probes is the number of probes that must succeed to close the breaker. It is also the number of probes that run at
+	// the same time, except for probes that have exceeded ProbeTimeout. If Update changes Probes, the change takes
+	// effect when the breaker opens the next time. Zero means 1.
 	Probes int
 
-	// Classify returns the [Verdict] on an error. It is called for an error that would otherwise be a failure,
-	// and for an answer whose Throttled() bool method returns true. Nil means [DefaultClassify].
+	// Classify returns the [Verdict] on an error. It is called for an error that would otherwise be a failure. It is
+	// also called for an error whose methods Answered() bool and Throttled() bool return true. Nil means
+	// [DefaultClassify].
 	Classify func(error) Verdict
 }
 
@@ -141,12 +143,12 @@ func (c Config) withDefaults() Config {
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
 // Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// returns the error of [Config.Validate], and nothing changes. If change does not alter a field, that field
-// continues to follow its default. change must test for [Unlimited] before it calculates with a field. change
-// must not use b.
+// returns the error of [Config.Validate], and nothing changes. A field that change does not alter keeps its value, or
+// continues to follow its default. Some fields may be [Unlimited], which is -1: change must test for it before it
+// calculates with such a field. change must not call methods of b, because Update holds a lock.
 //
-// The window keeps its counts unless the length of the window changes. If the counts exceed a new limit, the
-// breaker opens at the next failure. Calls in flight are judged by the old configuration.
+// The window keeps its counts unless the length of the window changes. If the counts already exceed a new limit, the
+// breaker opens at the next failure. The results of calls in flight are classified under the old configuration.
 func (b *Breaker) Update(change func(*Config)) error {
 	defer b.notify(context.Background()) // applyConfig may apply transitions that are due
 	return b.setting.Update(change, sameName, b.applyConfig)
@@ -174,12 +176,12 @@ const (
 	Failure Verdict = iota // the dependency does not work
 	Success                // the dependency works, although its answer may be "not found"
 	Ignore                 // the result does not show whether the dependency works
-	refused                // the breaker refused the call; an index of Breaker.results only
+	refused                // only an index of Breaker.results: the breaker refused the call
 )
 
-// DefaultClassify is used if Config.Classify is nil. It returns Success for nil and for an answer
-// (Answered() bool). It returns Ignore for a refusal of an inner policy (Refused() bool). It returns Failure
-// for every other error.
+// DefaultClassify is the Classify of a [Config] whose Classify is nil. It returns Success for nil and for an error
+// whose method Answered() bool returns true. It returns Ignore for an error whose method Refused() bool returns true,
+// which means that an inner policy did not make the call. It returns Failure for every other error.
 func DefaultClassify(err error) Verdict {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

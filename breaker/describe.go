@@ -12,8 +12,8 @@ func (b *Breaker) Describe() policy.Description {
 	return policy.Description{
 		Kind: "breaker",
 		Name: b.setting.Load().Name,
-		// Metrics uses stats because Stats notifies observers. A Group reads metrics while it holds its lock, and
-		// an observer might need the Group's lock.
+		// Metrics calls stats instead of Stats, because Stats notifies observers. A Group reads metrics while it holds its
+		// lock, and an observer might need this lock.
 		Metrics: func() []policy.Metric { return policy.Metrics("breaker", b.stats()) },
 		Health:  b.health,
 		Config:  func() any { return b.Config() },
@@ -26,8 +26,8 @@ func (b *Breaker) Describe() policy.Description {
 	}
 }
 
-// inUse reports whether a Group must keep the breaker. A Group keeps a breaker that is forced open, disabled, or
-// open with time left. It may evict a half-open breaker, because without traffic the breaker would stay
+// inUse reports whether a resilience.Group must keep the breaker. A Group keeps a breaker that is forced open,
+// disabled, or open with time left. It may evict a half-open breaker, because without traffic the breaker would stay
 // half-open forever.
 func (b *Breaker) inUse() bool {
 	b.mu.Lock()

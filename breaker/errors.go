@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// Every [*OpenError] matches ErrOpen. The error that a retrier returns because the breaker is open also matches
-// ErrOpen, even if the breaker admitted an earlier attempt. resilience.Refused reports whether every attempt
-// was refused.
+// Every [*OpenError] matches ErrOpen. A retry.Error also matches ErrOpen if an open breaker ended the retries. The
+// breaker may have admitted an earlier attempt of such a call: resilience.Refused reports whether every attempt was
+// refused.
 var ErrOpen = errors.New("breaker: circuit open")
 
-// An OpenError reports a refused call. It matches [ErrOpen]. Refused calls share an OpenError, so do not modify an
-// OpenError.
+// An OpenError reports a refused call. It matches [ErrOpen]. Calls that are refused in the same state return the same
+// *OpenError, so do not modify it.
 type OpenError struct {
 	Name  string    // the breaker's name
 	State State     // Open, HalfOpen or ForcedOpen
-	Until time.Time // when the open time ends or ended; zero if State is ForcedOpen
+	Until time.Time // when the open time ends, or ended if State is HalfOpen; zero if State is ForcedOpen
 	// LastErr is the error that opened the breaker, or the reason that an operator gave. LastErr is not the error
 	// of the refused call. Therefore OpenError does not wrap LastErr, and the text of Error does not contain it.
 	LastErr error
@@ -23,8 +23,8 @@ type OpenError struct {
 	since time.Time // when the breaker became half-open
 }
 
-// Error returns a text that contains only the breaker's name and state. Therefore the text is the same for all
-// calls that are refused in one state, and the text is safe to show to a caller.
+// Error returns a text that contains only the breaker's name and state. Therefore the text is the same for all calls
+// that are refused in the same state, and it is safe to show to a caller.
 func (e *OpenError) Error() string {
 	if e.Name == "" {
 		return "breaker: circuit " + string(e.State)
@@ -41,9 +41,11 @@ func (e *OpenError) Refused() bool { return true }
 // Retryable reports whether a retry may soon succeed. It returns true only if State is HalfOpen.
 func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
 
-// RetryAfter returns the time that a caller should wait before the next call. If the breaker is open, this is
-// the remaining open time, at least 1ms. If the breaker is half-open, this is the time since the breaker became
-// half-open, at least 10ms and at most 1s. If the breaker is forced open, this is 30s.
+// RetryAfter returns the time that a caller should wait before the next call. The result depends on State:
+//
+//   - Open: the remaining open time, at least 1ms.
+//   - HalfOpen: the time since the breaker became half-open, at least 10ms and at most 1s.
+//   - ForcedOpen: 30s.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.State {
 	case ForcedOpen:

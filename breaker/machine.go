@@ -7,19 +7,19 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A machine is a gobreaker that a Breaker uses for a limited time. A closed machine is used from the first
-// failure until the breaker opens. An open machine is used from an opening until the breaker opens or closes
-// again. gobreaker decides when the breaker opens, which calls are probes, and when the breaker closes. The
-// Breaker decides how many failures are too many and how long to stay open. The Breaker also handles probes that
-// hang, probes that return late and probes whose streams break. gobreaker does not handle these probes.
+// A machine is a gobreaker that a Breaker uses for a limited time. A closed machine is used from the first failure
+// until the breaker opens. An open machine is used from an opening until the breaker opens or closes again. gobreaker
+// decides when the breaker opens, which calls are probes, and when the breaker closes. The Breaker decides how many
+// failures are too many and how long to stay open. The Breaker also handles the probes that gobreaker does not
+// handle: probes that hang, probes that return late, and probes whose streams break.
 type machine struct {
 	*gobreaker.TwoStepCircuitBreaker[struct{}]
-	tooMany bool // the failures so far are enough to open the machine
+	tooMany bool // the failures recorded so far are enough to open the machine
 }
 
 var (
-	errIgnored = errors.New("breaker: ignored") // reported to gobreaker, never returned
-	errFailed  = errors.New("breaker: failed")  // reported to gobreaker, never returned
+	errIgnored = errors.New("breaker: ignored") // reported to gobreaker, never returned to a caller
+	errFailed  = errors.New("breaker: failed")  // reported to gobreaker, never returned to a caller
 )
 
 // newMachine returns a closed machine.
@@ -31,19 +31,21 @@ func newMachine(settings gobreaker.Settings) *machine {
 	return m
 }
 
-// newOpenMachine returns a machine that is open for openFor and then half-open. The half-open machine admits at
-// most probes calls. It closes when that number of calls has succeeded.
+// newOpenMachine returns a machine that is open for openFor and then half-open. The half-open machine admits at most
+// probes calls. It closes when that number of calls has succeeded.
 func newOpenMachine(openFor time.Duration, probes int) *machine {
 	m := newMachine(gobreaker.Settings{
 		MaxRequests: uint32(probes),
-		// A Breaker becomes half-open when openFor has elapsed. gobreaker needs more than its Timeout to elapse.
+		// A Breaker becomes half-open when openFor has elapsed. gobreaker becomes half-open only after more than Timeout
+		// has elapsed.
 		Timeout: max(1, openFor-1),
 	})
 	m.fail(true)
 	return m
 }
 
-// fail reports a failure to a closed machine. opened is true if the failure opens the machine.
+// fail reports a failure to a closed machine. The failure opens the machine if tooMany is true. opened reports
+// whether the machine is open now.
 func (m *machine) fail(tooMany bool) (opened bool) {
 	m.tooMany = tooMany
 	done, _ := m.Allow()

@@ -3,9 +3,9 @@ package breaker
 import "time"
 
 // burstSpan is the longest time between the first failure of a run and another failure of the same burst. If the
-// burst of a run has more than one failure, the run does not open the breaker before burstSpan has elapsed. A run
-// of which at least half of the failures are timeouts is an exception. The purpose is to survive the restart of a
-// server: the restart breaks the calls in flight, and the first retries of the calls also fail.
+// burst of a run has more than one failure, the run does not open the breaker before burstSpan has elapsed. There is
+// an exception for a run in which at least half of the failures are timeouts. With burstSpan, a breaker stays closed
+// when a server restarts: the restart breaks the calls in flight, and the first retries of these calls also fail.
 const burstSpan = 250 * time.Millisecond
 
 // A moment is the start of a run of failures.
@@ -14,17 +14,17 @@ type moment struct {
 	at     time.Duration // the time of the run's first failure
 }
 
-// A failure is a failed call or a broken stream.
+// A failure is a failed call or a stream that broke.
 type failure struct {
 	admitted   uint32        // the number of the newest run when the call was admitted; 0 before the first run
 	at         time.Duration // the time of the failure
 	timeout    bool          // the call timed out
-	retryAfter time.Duration // the pause that the dependency asked for; 0 if none
+	retryAfter time.Duration // the RetryAfter of the failure's error; 0 if none
 }
 
 // interrupted reports whether f and the failure at m are one event. They are one event if f's call was admitted
-// before m and failed at most burstSpan after m. interrupted compares run numbers to find out whether the call
-// was admitted before m. Comparing times would require reading the clock for each call.
+// before m and failed at most burstSpan after m. interrupted compares run numbers to find out whether the call was
+// admitted before m, because a comparison of times would need a reading of the clock for each call.
 func (m moment) interrupted(f failure) bool {
 	return int32(f.admitted-m.number) < 0 && f.at-m.at <= burstSpan
 }
@@ -62,11 +62,11 @@ func (r *run) add(f failure, number uint32) (inBurst bool) {
 	return inBurst
 }
 
-// end ends the run after a success.
+// end ends the run. It is called after a success.
 func (r *run) end() { r.count, r.timeouts, r.retryAfter = 0, 0, 0 }
 
-// undecided reports whether the run may still turn out to be a single event. A run is undecided if its burst has
-// more than one failure and the run started less than burstSpan ago. A run is decided if at least half of its
+// undecided reports whether the failures in the run may still turn out to be a single event. This is so if the run's
+// burst has more than one failure and the run started less than burstSpan ago. It is not so if at least half of the
 // failures are timeouts, because a call that timed out has waited long enough.
 func (r *run) undecided(now time.Duration) bool {
 	return r.burst > 1 && now-r.first.at < burstSpan && 2*r.timeouts < r.count

@@ -12,11 +12,11 @@ import (
 type State string
 
 const (
-	Closed     State = "closed"      // calls pass
+	Closed     State = "closed"      // all calls pass
 	HalfOpen   State = "half_open"   // a few calls pass, as probes
 	Open       State = "open"        // calls are refused until the open time ends
-	ForcedOpen State = "forced_open" // calls are refused until Enable
-	Disabled   State = "disabled"    // calls pass and are counted until Enable
+	ForcedOpen State = "forced_open" // all calls are refused until Enable is called
+	Disabled   State = "disabled"    // all calls pass, and are counted, until Enable is called
 )
 
 // A probe is a call that was admitted while the breaker was half-open.
@@ -65,8 +65,9 @@ func (b *Breaker) advance(now time.Duration) {
 				break
 			}
 			b.overtime.Remove(oldest.element)
-			b.recordAnswer(now, oldest) // a subscription without events works
-			// No stream has broken since oldest completed its Window: recording a failure calls advance first.
+			b.recordAnswer(now, oldest) // a stream without messages, such as an idle subscription, counts as a success
+			// The run of broken streams ends, because oldest has continued for a whole Window. No stream has broken since
+			// then: each failure is recorded after a call of advance.
 			b.streams.end()
 		}
 		if now-b.since >= b.cfg.Window {
@@ -89,8 +90,8 @@ func (b *Breaker) advance(now time.Duration) {
 	}
 }
 
-// admitProbe admits c as a probe if a permit is left. Late probes of an earlier half-open period also hold
-// permits. Therefore at most Config.Probes probes run at the same time, not counting the overdue probes.
+// admitProbe admits c as a probe if a permit is left. Late probes of an earlier half-open period also hold permits.
+// Therefore at most Config.Probes probes run at the same time, except for the overdue probes.
 func (b *Breaker) admitProbe(c *call) bool {
 	if len(b.probes) >= b.permits {
 		return false
@@ -123,10 +124,10 @@ func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams b
 	}
 }
 
-// decideProbe reports the outcome of a probe to the machine. It is called when the probe's function returns
-// without a stream, when the probe's stream ends, and when a probe whose stream continues is due. A stream may
-// break after it was due, while the breaker is still half-open. decideProbe is then called a second time, and
-// the breaker opens. r is the run to which a failure of the probe is added.
+// decideProbe reports the outcome of a probe to the machine. It is called when the probe's function returns without a
+// stream, when the probe's stream ends, and when a probe whose stream continues is due. If the stream breaks after it
+// was due, while the breaker is still half-open, decideProbe is called a second time, and the breaker opens. r is the
+// run to which a failure of the probe is added.
 func (b *Breaker) decideProbe(now time.Duration, p *probe, r *run, out outcome) {
 	b.removeProbe(p)
 	again := p.state == probeDecided
@@ -153,8 +154,9 @@ func (b *Breaker) removeProbe(p *probe) {
 	b.probes = slices.DeleteFunc(b.probes, func(other *probe) bool { return other == p })
 }
 
-// trip opens the breaker because of a failure. The breaker stays open for hint plus jitter, at most
-// MaxRetryAfter. If hint is 0, the breaker stays open for the time that openTime returns.
+// trip opens the breaker because of a failure. hint is the longest RetryAfter of the failures that opened the
+// breaker. The breaker stays open for hint plus jitter, at most MaxRetryAfter. If hint is 0, the breaker stays open
+// for the time that openTime returns.
 func (b *Breaker) trip(now time.Duration, err error, hint time.Duration) {
 	b.consecOpens++
 	if hint == 0 {
@@ -177,10 +179,11 @@ func (b *Breaker) openTime() time.Duration {
 
 // enterOpen opens the breaker for d, which is positive.
 func (b *Breaker) enterOpen(now, d time.Duration, err error) {
-	b.counts(now) // freeze the window
+	b.counts(now) // remove old results, because the window stops moving now
 	b.lastErr, b.permits = err, b.cfg.Probes
 	b.machine = newOpenMachine(d, b.cfg.Probes)
-	// The machine has just read the clock. Read the clock again, so that until is not before the machine's end.
+	// newOpenMachine has read the clock after now. Read the clock again, so that until is not before the time at which
+	// the machine becomes half-open.
 	until := b.created.Add(b.now() + d)
 	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
 	b.setState(now, Open, Event{Err: err, OpenFor: d})
@@ -228,8 +231,8 @@ func (b *Breaker) setState(now time.Duration, s State, e Event) {
 	}
 }
 
-// counts returns the counts of the window. The window does not move while the breaker is open, half-open or
-// forced open.
+// counts returns the counts of the window. No result leaves the window while the breaker is open, half-open or forced
+// open.
 func (b *Breaker) counts(now time.Duration) Counts {
 	if b.refusal == nil {
 		b.window.advance(now)
@@ -243,11 +246,11 @@ func (b *Breaker) State() (s State) {
 	return s
 }
 
-// Trip opens the breaker for exactly d. If d is not positive, the open time is the same as after a failure
-// without a RetryAfter. Trip has no effect while the breaker is forced open or disabled. reason is reported as
-// the last error.
+// Trip opens the breaker for exactly d. If d is not positive, the open time is the same as after a failure without a
+// RetryAfter. Trip has no effect while the breaker is forced open or disabled. Errors and events report reason as the
+// last error.
 //
-// docs/cookbook.md has a middleware that calls Trip as soon as an error has a RetryAfter.
+// docs/cookbook.md has a middleware that calls Trip after each error that has a RetryAfter.
 func (b *Breaker) Trip(reason error, d time.Duration) {
 	b.operate(false, func(now time.Duration) {
 		if b.state != Open {
@@ -266,10 +269,10 @@ func (b *Breaker) Reset() {
 	b.operate(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// ForceOpen refuses all calls until Enable is called. reason is reported as the last error.
+// ForceOpen refuses all calls until Enable is called. Errors and events report reason as the last error.
 func (b *Breaker) ForceOpen(reason error) {
 	b.locked(context.Background(), func(now time.Duration) {
-		b.counts(now) // freeze the window
+		b.counts(now) // remove old results, because the window stops moving now
 		b.outages++
 		b.lastErr, b.consecOpens = reason, 0
 		b.refusal = &OpenError{Name: b.cfg.Name, State: ForcedOpen, LastErr: reason}
@@ -277,7 +280,7 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets all calls pass until Enable is called. Calls are still counted.
+// Disable lets all calls pass until Enable is called. The calls are still counted.
 func (b *Breaker) Disable() {
 	b.locked(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
@@ -286,8 +289,8 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends the effect of ForceOpen or Disable: it closes the breaker and clears the counts. It has no effect
-// if the breaker is neither forced open nor disabled.
+// Enable ends the effect of ForceOpen or Disable. It closes the breaker and clears the counts. It has no effect if
+// the breaker is neither forced open nor disabled.
 func (b *Breaker) Enable() {
 	b.operate(true, func(now time.Duration) { b.restart(now, Closed) })
 }

@@ -28,8 +28,8 @@ type Event struct {
 	OpenFor  time.Duration // the open time; 0 unless To is Open
 }
 
-// Observe calls f with each event until stop is called. f runs on a goroutine that uses the breaker. The breaker
-// holds no lock while f runs. Changes of state are delivered one at a time and in order.
+// Observe calls f with each event until stop is called. f runs on the goroutine of a caller that uses the breaker.
+// The breaker holds no lock while f runs. Changes of state are delivered one at a time and in order.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	b.observing.CompareAndSwap(nil, new(observerSet))
 	return b.observing.Load().Observe(f)
@@ -37,11 +37,12 @@ func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 
 type observerSet struct {
 	notify.Observers[Event]
-	transitions notify.Queue // the Events that have not been delivered
+	transitions notify.Queue // the changes of state that the observers have not received
 }
 
-// notify delivers the queued transitions in order. Another goroutine may already be delivering transitions, or
-// notify may be called by an observer. In both cases the earlier notify also delivers the new transitions.
+// notify delivers the queued changes of state in order. If another call of notify is already delivering changes, that
+// call also delivers the new ones. The other call may be on another goroutine, or it may be the caller of an observer
+// that called notify.
 func (b *Breaker) notify(ctx context.Context) {
 	if o := b.observing.Load(); o != nil {
 		o.transitions.Deliver(ctx, func(ctx context.Context, e any) { o.Tell(context.WithoutCancel(ctx), e.(Event)) })
@@ -52,8 +53,8 @@ func (b *Breaker) notify(ctx context.Context) {
 type Stats struct {
 	State State `gauge:"state{state=closed|half_open|open|forced_open|disabled}"`
 
-	// Succeeded to Refused count calls since New. A call that succeeds and whose stream then breaks is counted as
-	// succeeded and as failed.
+	// Succeeded, Failed, Ignored and Refused are the numbers of calls since New, by result. A call that succeeds and
+	// whose stream then breaks is counted as succeeded and as failed.
 	Succeeded int64 `counter:"calls{outcome=success}"`
 	Failed    int64 `counter:"calls{outcome=failure}"`
 	Ignored   int64 `counter:"calls{outcome=ignored}"`
@@ -62,8 +63,8 @@ type Stats struct {
 	// Transitions is the number of changes to each state since New. The map contains every state.
 	Transitions map[State]int64 `counter:"transitions{state=*}"`
 
-	// Window holds the counts of the window. The window does not move while the breaker is open, half-open or
-	// forced open. Window.ConsecutiveFailures also counts failed probes.
+	// Window holds the counts of the window. No result leaves the window while the breaker is open, half-open or forced
+	// open. Window.ConsecutiveFailures also counts failed probes.
 	Window           Counts
 	FailureRate      float64       `gauge:"failure_ratio"` // fraction of failed calls in Window; 0 if Window has no calls
 	ConsecutiveOpens int           // number of openings since the breaker was last closed for a whole Config.Window
@@ -77,8 +78,8 @@ func (b *Breaker) Stats() Stats {
 	return b.stats()
 }
 
-// stats is like Stats, but does not notify the observers of transitions. The next use of the breaker notifies
-// the observers.
+// stats is like Stats, but does not notify the observers of changes of state. The next use of the breaker notifies
+// them.
 func (b *Breaker) stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()

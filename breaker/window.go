@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Counts are the numbers of results in a window.
+// Counts are the numbers of results in the window of a [Breaker].
 type Counts struct {
 	Succeeded int64
 	Failed    int64
-	// ConsecutiveFailures is the number of failures since the last success, even if some of the failures have
-	// left the window. Failed calls and broken streams are counted separately. ConsecutiveFailures is the larger
-	// of the two numbers. A burst counts as one failure.
+	// ConsecutiveFailures is the number of failures since the last success, even if some of the failures have left the
+	// window. Failed calls and broken streams are counted separately, and ConsecutiveFailures is the larger number. A
+	// burst counts as one failure.
 	ConsecutiveFailures int64
 }
 
@@ -22,13 +22,13 @@ func failureRate(failed, succeeded int64) float64 {
 
 const timeSlots = 10
 
-// window counts results in a ring of slots. A time-based window has timeSlots slots, each of a tenth of
-// Config.Window. A window of calls has one slot per call. Slot number n is at index n modulo the number of
-// slots. The time that a method takes does not depend on the number of slots, except for reset.
+// A window counts results in a ring of slots. A time-based window has timeSlots slots, each of a tenth of
+// Config.Window. A window with WindowCalls has one slot per call. The slot with number n is at index n modulo the
+// number of slots. Except for reset, the duration of a method does not depend on the number of slots.
 type window struct {
 	slots       []slot
-	width       time.Duration // the duration of a slot; 0 in a window of calls
-	end         time.Duration // when the newest slot ends; not used in a window of calls
+	width       time.Duration // the duration of a slot; 0 if WindowCalls is set
+	end         time.Duration // when the newest slot ends; not used if WindowCalls is set
 	newest      int64         // the number of the newest slot, at least len(slots)
 	lastSuccess int64         // the number of the newest slot with a success; not used if succeeded is 0
 	succeeded   int64         // the sum of succeeded of all slots
@@ -40,7 +40,7 @@ type window struct {
 
 type slot struct {
 	succeeded, failed uint32
-	back              uint32 // in a slot with a success, the distance to the previous slot with a success
+	back              uint32 // in a slot with a success, the number of slots back to the previous slot with a success
 }
 
 // A burst is a group of failures whose calls were in flight together.
@@ -66,7 +66,7 @@ func (w *window) reset(cfg *Config, now time.Duration) {
 	w.advance(now)
 }
 
-// advance clears the slots that are too old at now. It does nothing in a window of calls.
+// advance clears the slots that are too old at now. It does nothing if WindowCalls is set.
 func (w *window) advance(now time.Duration) {
 	if w.width == 0 || now < w.end {
 		return
@@ -122,9 +122,9 @@ func (w *window) failAt(i int, retryAfter time.Duration) {
 	}
 }
 
-// replaceSuccess counts a failure and removes the newest success, if the window has a success. In a window of
-// calls, the failure takes the slot of the success. If a call whose stream breaks took two slots, the window
-// might never hold enough calls to reach MinCalls.
+// replaceSuccess counts a failure and removes the newest success, if the window has a success. If WindowCalls is set,
+// the failure takes the slot of the success. If a call whose stream breaks took two slots, the window might never
+// hold enough calls to reach MinCalls.
 func (w *window) replaceSuccess(now, retryAfter time.Duration) {
 	w.advance(now)
 	if w.succeeded == 0 {
