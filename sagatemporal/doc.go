@@ -1,5 +1,5 @@
-// Package sagatemporal runs the sagas of package saga on Temporal. A definition that runs on a [saga.Runner] runs here
-// unchanged, through the same [saga.Handle].
+// Package sagatemporal runs the sagas of package saga on Temporal. The same definition runs unchanged on a
+// [saga.Runner] or on Temporal, and the program uses it through a [saga.Handle] in both cases.
 //
 //	c, err := client.Dial(client.Options{HostPort: address}) // of go.temporal.io/sdk/client
 //	...
@@ -14,67 +14,77 @@
 //	}
 //	t, err := trips.Result(ctx, "trip-1")
 //
-// A process that only starts, signals or reads sagas passes nil as the worker. The server needs no preparation, and
-// the engine no database.
+// A process that only starts, signals or reads sagas passes nil as the worker. The Temporal server needs no
+// preparation, and no other database is needed.
 //
 // # How a saga runs
 //
-// A saga is a workflow of the type "saga/" and the definition's Name, whose id is that of the saga. A local activity
-// decides, and its result is in the history with the saga's log. An attempt of a step is an activity that Temporal does
-// not retry: the saga decides whether another attempt follows, after which pause, or whether it turns back. After 64
-// decisions, or once the server suggests it, the workflow continues as new with the saga as its argument.
+// Each saga is a workflow. The workflow's type is "saga/" and the definition's Name, and the workflow's id is the
+// saga's id.
 //
-// The workflow replays decisions and does not repeat them. So a deployment may change a Backoff, a Codec, a Timeout or
-// the version of package saga while sagas run. [saga.Saga.Version] says what needs a new Version.
+// After each result of an attempt, the workflow decides how the saga continues. Each decision is the result of a local
+// activity. Temporal records it in the workflow's history, together with the saga's log.
+//
+// Each attempt of a step is an activity. Temporal does not retry it. Instead, the saga decides whether to make another
+// attempt, when to make it, or whether to turn back, which means that it stops going forward and compensates.
+//
+// After 64 decisions, or earlier if the server suggests it, the workflow continues as new, with the saga as its
+// argument.
+//
+// A replay reads the recorded decisions and does not decide again. Therefore a deployment may change a Backoff, a
+// Codec, a Timeout or the version of package saga while sagas run. [saga.Saga.Version] documents which changes need a
+// new Version.
 //
 // # Differences from a Runner
 //
-// The table has what differs. The figures are of three steps, with server 1.32.0 and SQLite in memory, on two cores
-// that were busy with other work. The plain workflow has three activities. A production server has other figures.
+// The table compares a [saga.Runner] with this package. Its measurements are for a saga of three steps. They were made
+// with Temporal server 1.32.0 and SQLite in memory, on two cores that were busy with other work. For comparison, the
+// plain workflow executes three activities without a saga. Measure again for a production server.
 //
 //	                     Runner                        Temporal
-//	needs                a SQL database                a Temporal server
+//	requirements         a SQL database                a Temporal server
 //	DoTx, UndoTx         in the store's database       Register returns an error that matches ErrNoTx
 //	Child                starts sagas                  Register returns one that matches errors.ErrUnsupported
-//	StartTx, SignalTx    in the store's database       an error that matches ErrNoTx
-//	Command.Epoch        increases with each claim     0: the command id is the only guard
-//	a process dies       others wait for LeaseTTL, 15s attempts are repeated 11s after kill -9
-//	   again and again   stuck after 10 takeovers      no limit
-//	Cancel, in a Do      its ctx ends within 5s        its ctx ends with a heartbeat: after 2s to 10s
-//	Signal, Operate      need the store                need a worker; 5s after the last one was killed
+//	StartTx, SignalTx    in the store's database       return an error that matches ErrNoTx
+//	Command.Epoch        increases with each claim     always 0: only the command id identifies a command
+//	process killed       taken over after LeaseTTL     attempts are repeated 11s after kill -9
+//	killed repeatedly    stuck after 10 takeovers      no limit
+//	Cancel during a Do   ctx is canceled within 5s     ctx is canceled by a heartbeat, after 2s to 10s
+//	Signal, Operate      need the store                need a worker; take 5s if it was killed and replaced
 //	Get                  needs the store               needs a worker until the saga has ended
 //	CreatedAt            the database's clock          the clock of the process that calls Start
-//	state                no limit                      256 KiB; less with three or more parallel steps
+//	size of the state    no limit                      256 KiB; less with three or more parallel steps
 //	Tenant               tenants take turns            no effect
-//	Inject               carried to the steps          context propagators of the client
-//	Observe, Describe    events, metrics, health       metrics of the SDK, visibility
+//	Inject               carried to the steps          use the client's context propagators
+//	Observe, Describe    events, metrics, health       use the SDK's metrics, and visibility queries
 //	History              the log in the store          the log in the workflow's history
-//	Retention            for each status               of the namespace
-//	List                 the latest first              open sagas first; needs a search attribute
-//	CPU for a saga       0.7ms of PostgreSQL           87ms of the server (a plain workflow: 83ms)
-//	CPU when idle        0.8ms a second                56ms a second, of the server
-//	Start to Result                                    200ms (a plain workflow: 200ms)
-//	history              a row and its log             27 events, 10 KB (a plain workflow: 23 events, 2 KB)
-//	1,000 steps                                        52s, in 16 runs
+//	Retention            for each status               the namespace's retention
+//	order of List        the latest first              open sagas first; needs a search attribute
+//	CPU for a saga       0.7ms of PostgreSQL           87ms of the server (plain workflow: 83ms)
+//	CPU when idle        0.8ms per second              56ms per second, of the server
+//	Start to Result      -                             200ms (plain workflow: 200ms)
+//	size of the history  a row and its log             27 events, 10 KB (plain workflow: 23 events, 2 KB)
+//	1,000 steps          -                             52s, in 16 workflow runs
 //
-// The stories in saga/testdata that need no other runner, no parent and no clock run on both, with the same calls,
-// statuses and results.
+// The sagas in saga/testdata/stories.txt are tests of both: unless they need a second runner, a parent saga or a
+// controlled clock, they run on a Runner and on Temporal with the same calls, statuses and results.
 //
 // # The command id
 //
-// If a worker loses its connection, its attempt may still run when another worker repeats it. On a Runner, an
-// increasing [saga.Command.Epoch] lets a participant reject the older one. Here Epoch is always 0, so a participant can
-// only compare [saga.Command.ID], as [saga.Apply] and the packages sagahttp and sagagrpc do.
+// If a worker loses its connection, another worker repeats the attempt while the first attempt may still run. On a
+// Runner, a participant can reject the older attempt by its lower [saga.Command.Epoch]. On Temporal, Epoch is always 0.
+// A participant can only recognize a repeated command by its [saga.Command.ID], as [saga.Apply] and the packages
+// sagahttp and sagagrpc do.
 //
 // # Deployments
 //
-// All workers of a task queue should register all versions of all definitions that have sagas. A worker without the
-// version of a saga fails the workflow task, and the server gives it to a worker again, after up to 10 minutes. So the
-// saga is not lost. An attempt on such a worker is repeated after a second. An Operation with a Version needs both
-// versions.
+// Register all versions of all definitions that have sagas with all workers of a task queue. A worker that does not
+// know the version of a saga fails the workflow task. The saga is not lost, because the server gives the task to a
+// worker again, after up to 10 minutes. If such a worker gets an attempt of a step, the attempt is repeated after a
+// second. An Operation with a Version needs a worker that knows both the old and the new version.
 //
 // A request to cancel the workflow has the effect of [saga.ActionCancel]. Do not terminate or reset the workflow of a
-// saga: the steps are then not undone, or called again.
+// saga. After a termination, no step is undone. After a reset, steps are called again.
 //
 // # List
 //
@@ -82,17 +92,21 @@
 //
 //	temporal operator search-attribute create --name SagaStatus --type Keyword
 //
-// Without it, the error matches [errors.ErrUnsupported]. Restart the program after you have created it. The attribute
-// has the [saga.Status], and can be used in queries of your own. A page has the open sagas first, and then those that
-// have ended, each with the latest first, as the server sorts them. Filter.CreatedBefore compares the start of the
-// latest run. List reads each saga of a page by a request, so that a page of 100 open sagas takes 100 queries.
+// Without this attribute, List returns an error that matches [errors.ErrUnsupported]. After you have created it,
+// restart the program. The attribute has the [saga.Status] of a saga. You can use it in your own visibility queries.
+//
+// List returns the open sagas first and then the sagas that have ended. In each of the two groups, the latest saga is
+// first, because the server sorts workflows in this way. Filter.CreatedBefore is compared with the start of the
+// workflow's latest run, not with the start of the saga. List sends a separate request for each saga of a page, so a
+// page of 100 open sagas takes 100 queries.
 //
 // # Tests
 //
-// A TestWorkflowEnvironment of the SDK runs sagas in virtual time: it is a [worker.Registry], and a client that calls
-// its ExecuteWorkflow starts the saga. See examples/temporal in the repository.
+// In tests, a TestWorkflowEnvironment of the SDK can run sagas in virtual time. Pass it to [New] as the
+// [worker.Registry], together with a client that calls the environment's ExecuteWorkflow to start a saga. See
+// examples/temporal in the repository.
 //
 // # Stability
 //
-// The package is unstable until 1.0.0. A later version replays the histories of this one.
+// The package is unstable until 1.0.0. Later versions can replay the histories of this version.
 package sagatemporal

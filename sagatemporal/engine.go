@@ -23,28 +23,28 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// Names on the server. Histories and visibility queries have them, so they must not change.
+// Names on the server. They occur in histories and visibility queries, so they must not change.
 const (
-	typePrefix  = "saga/"       // of workflow and activity types, before the name of the definition
-	decideType  = "saga.decide" // the local activity
+	typePrefix  = "saga/"       // the prefix of workflow and activity types; the definition's name follows
+	decideType  = "saga.decide" // the type of the local activity
 	queryType   = "saga"
 	updateType  = "saga"
 	statusField = "SagaStatus" // the search attribute
 )
 
 const (
-	maxPayload = 64 << 10               // of a signal, as that of a Runner
-	firstLook  = 100 * time.Millisecond // of Wait at a saga that may be stuck
-	lastLook   = 5 * time.Second        // the longest pause between two looks
-	retries    = 3                      // of a request whose worker has stopped, or whose run has ended
+	maxPayload = 64 << 10               // the maximum size of a signal's payload, the same as for a Runner
+	firstLook  = 100 * time.Millisecond // the time until Wait first polls the saga
+	lastLook   = 5 * time.Second        // the maximum time between two polls of Wait
+	retries    = 3                      // the attempts of a request whose worker has stopped or whose run has ended
 )
 
-// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue: it runs the
-// sagas of the definitions that are registered with the engine. With a nil worker, the engine only starts, signals and
-// reads sagas.
+// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue. It runs the
+// sagas of the definitions that are registered with the engine. If w is nil, the engine only starts, signals and reads
+// sagas.
 //
-// Call [saga.Register] before the worker starts. New panics if c is nil, if the task queue is empty, and if another
-// engine has been created with the same worker.
+// Call [saga.Register] before the worker starts. New panics if c is nil, if the task queue is empty, or if another
+// engine was created with the same worker.
 func New(c client.Client, w worker.Registry, taskQueue string) saga.Engine {
 	if c == nil || taskQueue == "" {
 		panic("sagatemporal: New needs a client and a task queue")
@@ -64,7 +64,7 @@ type engine struct {
 
 	mu          sync.Mutex
 	definitions map[key]*saga.Definition
-	status      *bool // whether the namespace has the search attribute; nil if not known
+	status      *bool // whether the namespace has the search attribute; nil until it is known
 }
 
 var _ saga.Engine = (*engine)(nil)
@@ -154,8 +154,8 @@ func (e *engine) Get(ctx context.Context, id string) (*saga.Instance, error) {
 	return in, err
 }
 
-// get returns a saga and the names of the signals that it had when it ended. A worker answers the query for a saga that
-// has not ended; one that has is read from the server.
+// get returns a saga. If the saga has ended, get reads the result of the workflow from the server, and also returns the
+// names of the signals that the saga had. Otherwise, a worker answers a query.
 func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, error) {
 	var r *client.QueryWorkflowWithOptionsResponse
 	err := again(ctx, func() (err error) {
@@ -177,7 +177,7 @@ func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, 
 	return in, nil, nil
 }
 
-// again makes a request again if the worker that the server has asked stopped meanwhile.
+// again makes a request. It repeats the request if the worker that was to answer it has stopped.
 func again(ctx context.Context, request func() error) (err error) {
 	for range retries {
 		err = request()
@@ -189,7 +189,7 @@ func again(ctx context.Context, request func() error) (err error) {
 	return err
 }
 
-// result waits for the end of a saga.
+// result waits until a saga has ended. It returns the saga and the names of its signals.
 func (e *engine) result(ctx context.Context, id string) (*saga.Instance, []string, error) {
 	var r result
 	in := new(saga.Instance)
@@ -212,7 +212,7 @@ func failed(what, id string, err error) error {
 	return fmt.Errorf("sagatemporal: %s %q: %w", what, id, err)
 }
 
-// ended returns the cause of the end of ctx if that is why a request has failed: the server's errors do not match it.
+// ended adds the cause of ctx to err if ctx is done, because the server's errors do not match the errors of a ctx.
 func ended(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return errors.Join(cause, err)
@@ -220,7 +220,8 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// Wait implements [saga.Engine]. The server reports the end of a saga, but a stuck one must be looked at.
+// Wait implements [saga.Engine]. The server reports the end of a workflow, but not that a saga is stuck, so Wait polls
+// the saga.
 func (e *engine) Wait(ctx context.Context, id string) (*saga.Instance, error) {
 	type end struct {
 		in  *saga.Instance
@@ -238,7 +239,7 @@ func (e *engine) Wait(ctx context.Context, id string) (*saga.Instance, error) {
 		case end := <-ends:
 			return end.in, end.err
 		case <-time.After(pause):
-			// An error may be that no worker runs: the saga is then waited for.
+			// Get may fail because no worker runs. Wait then continues, because a worker may start.
 			if in, err := e.Get(ctx, id); err == nil && in.Status == saga.Stuck {
 				return in, nil
 			}
@@ -260,7 +261,7 @@ func (e *engine) Operate(ctx context.Context, id string, op saga.Operation) erro
 	return e.send(ctx, id, string(op.Action)+" of", &message{Operation: &op})
 }
 
-// send sends a message, and returns once it was decided.
+// send sends a message to the saga's workflow, and returns after the workflow has applied or rejected it.
 func (e *engine) send(ctx context.Context, id, what string, m *message) error {
 	options := client.UpdateWorkflowOptions{
 		UpdateID: rand.Text(), WorkflowID: id, UpdateName: updateType, Args: []any{m},
@@ -333,7 +334,7 @@ func (e *engine) List(ctx context.Context, f saga.Filter) (sagas []*saga.Instanc
 	for _, w := range page.Executions {
 		in, err := e.Get(ctx, w.Execution.WorkflowId)
 		if errors.Is(err, saga.ErrNotFound) {
-			continue // deleted since
+			continue // the saga was deleted after the page was read
 		}
 		if err != nil {
 			return nil, "", fmt.Errorf("sagatemporal: list: %w", err)
@@ -346,7 +347,8 @@ func (e *engine) List(ctx context.Context, f saga.Filter) (sagas []*saga.Instanc
 	return sagas, string(page.NextPageToken), nil
 }
 
-// hasStatus reports whether the namespace has the search attribute. It asks once, because every decision needs it.
+// hasStatus reports whether the namespace has the search attribute. It caches the server's answer, because every
+// decision needs it.
 func (e *engine) hasStatus(ctx context.Context) bool {
 	e.mu.Lock()
 	known := e.status
@@ -365,7 +367,7 @@ func (e *engine) hasStatus(ctx context.Context) bool {
 	return has
 }
 
-// instance returns the saga that a workflow has saved.
+// instance returns the saga in a workflow's saved state.
 func (e *engine) instance(name string, s *saved) (*saga.Instance, error) {
 	d, err := e.definition(name, s.Version)
 	if err != nil {

@@ -17,25 +17,27 @@ import (
 )
 
 const (
-	heartbeatTimeout = 10 * time.Second // a worker that is silent for so long has died
-	heartbeatEvery   = 2 * time.Second  // the SDK sends one after this time, and then one every 8s
-	lostPause        = time.Second      // before the attempt that follows a lost one
+	heartbeatTimeout = 10 * time.Second // a worker without a heartbeat for this time has died
+	heartbeatEvery   = 2 * time.Second  // the SDK sends the first heartbeat after this time, and then one every 8s
+	lostPause        = time.Second      // the pause before the attempt that follows a lost attempt
 	decideTimeout    = time.Minute
-	endless          = 10 * 365 * 24 * time.Hour // the server needs a limit for an attempt without one
-	maxDecisions     = 64                        // in a run, of up to 8 events each
-	maxState         = 256 << 10                 // a decision has the state twice, and the server takes 2 MiB
-	maxDecision      = 2000 << 10
+	// endless is the timeout of an attempt without a Timeout, because the server needs a limit.
+	endless      = 10 * 365 * 24 * time.Hour
+	maxDecisions = 64        // the maximum number of decisions in a run; each has up to 8 events
+	maxState     = 256 << 10 // a decision contains the state twice, and the server accepts 2 MiB
+	maxDecision  = 2000 << 10
 )
 
-// The types below are in histories. Fields may be added, but not renamed. Those of package saga are kept as the JSON
-// that was recorded, because a replay must not depend on how another version of that package encodes them.
+// The types below are encoded in workflow histories, so fields may be added, but not renamed. Values of package saga
+// are stored as the JSON that was recorded. Otherwise a replay would depend on how another version of that package
+// encodes them.
 
-// A saved saga is the argument of the workflow.
+// A saved is the state of a saga between two decisions. It is the argument of the workflow.
 type saved struct {
-	Version  int               // of the definition
-	Snapshot json.RawMessage   // a saga.Snapshot
-	Answers  []json.RawMessage `json:",omitempty"` // each a saga.Answer since the last decision
-	Signals  []string          `json:",omitempty"` // the names of those that are known
+	Version  int               // the definition's version
+	Snapshot json.RawMessage   // an encoded saga.Snapshot
+	Answers  []json.RawMessage `json:",omitempty"` // the answers since the last decision; each is an encoded saga.Answer
+	Signals  []string          `json:",omitempty"` // the names of the signals that the saga has
 }
 
 // A message is a signal or an operation: the argument of an update.
@@ -44,25 +46,25 @@ type message struct {
 	Payload   []byte
 	Operation *saga.Operation
 
-	done    bool   // in the workflow, once it was decided
-	refused string // why it was not applied
+	done    bool   // whether the workflow has decided about the message
+	refused string // the reason why the message was not applied; "" if it was
 }
 
-// A decision is a saga.Decision, as far as the workflow needs it.
+// A decision is the part of a saga.Decision that the workflow needs.
 type decision struct {
 	Version  int
 	Status   saga.Status
 	Snapshot json.RawMessage
-	Instance json.RawMessage `json:",omitempty"` // once the saga has ended
+	Instance json.RawMessage `json:",omitempty"` // an encoded saga.Instance, if the saga has ended
 	Calls    []call          `json:",omitempty"`
 	Stop     []string        `json:",omitempty"`
 	WakeAt   time.Time       `json:",omitzero"`
-	Refused  string          `json:",omitempty"` // why the message was not applied
-	Log      []saga.Entry    `json:",omitempty"` // for those who read the history
-	Listed   bool            `json:",omitempty"` // the namespace has the search attribute
+	Refused  string          `json:",omitempty"` // the reason why the message was not applied; "" if it was
+	Log      []saga.Entry    `json:",omitempty"` // new entries of the saga's log, for people who read the history
+	Listed   bool            `json:",omitempty"` // whether the namespace has the search attribute
 }
 
-// A call is a saga.Call.
+// A call is a saga.Call with the values that the workflow needs.
 type call struct {
 	Step    string
 	Op      saga.Op
@@ -71,23 +73,23 @@ type call struct {
 	Call    json.RawMessage
 }
 
-// A result is that of the workflow.
+// A result is the result of the workflow.
 type result struct {
 	Instance json.RawMessage
 	Signals  []string `json:",omitempty"`
 }
 
-// A loop is a saga in its workflow.
+// A loop is the state of a saga's workflow while it runs.
 type loop struct {
 	saved
 	saga     string
-	running  map[string]workflow.CancelFunc // by step
+	running  map[string]workflow.CancelFunc // cancels the activities that run, by step
 	messages []*message
-	canceled bool // a cancellation of the workflow is one of the messages
+	canceled bool // whether a cancellation of the workflow was added to the messages
 }
 
-// run is the workflow. Decisions are made in a local activity, whose result is in the history. A later version of this
-// module must issue the same commands for the same decisions: see TestReplay.
+// run is the workflow function. Decisions are made in a local activity, whose result is in the history. A later version
+// of this module must issue the same Temporal commands for the same decisions; TestReplay checks this.
 func (e *engine) run(ctx workflow.Context, was saved) (any, error) {
 	info := workflow.GetInfo(ctx)
 	l := &loop{saved: was, saga: info.WorkflowType.Name[len(typePrefix):], running: make(map[string]workflow.CancelFunc)}
@@ -99,7 +101,7 @@ func (e *engine) run(ctx workflow.Context, was saved) (any, error) {
 		return nil, err
 	}
 	canceled := ctx.Err
-	ctx, end := workflow.NewDisconnectedContext(ctx) // Undos run after a cancellation
+	ctx, end := workflow.NewDisconnectedContext(ctx) // the Undos must run even after a cancellation
 	defer end()
 	for n := 1; ; n++ {
 		d := l.decide(ctx)
@@ -125,15 +127,16 @@ func (e *engine) run(ctx workflow.Context, was saved) (any, error) {
 	}
 }
 
-// receive is the handler of updates. It returns why the message was not applied, or "".
+// receive handles an update. It returns the reason why the message was not applied, or "".
 func (l *loop) receive(ctx workflow.Context, m *message) (refused string, err error) {
 	l.messages = append(l.messages, m)
 	err = workflow.Await(ctx, func() bool { return m.done })
 	return m.refused, err
 }
 
-// decide makes a decision about all answers, or about one message. If it fails, the saga must not: the panic fails the
-// workflow task, and the server retries that, perhaps on a worker that has the definition.
+// decide makes a decision about all answers of attempts, or about one message. It panics if the local activity fails,
+// because the saga must not fail. The panic fails the workflow task, and the server retries the task, perhaps on a
+// worker that has the definition.
 func (l *loop) decide(ctx workflow.Context) decision {
 	was, m := l.saved, &message{}
 	if l.Answers = nil; len(was.Answers) == 0 && len(l.messages) > 0 {
@@ -161,10 +164,11 @@ func (l *loop) decide(ctx workflow.Context) decision {
 	return d
 }
 
-// call makes an attempt of a step, in an activity with one attempt: the saga decides whether another one follows.
+// call makes an attempt of a step in an activity. Temporal does not retry the activity, because the saga decides
+// whether another attempt follows.
 func (l *loop) call(ctx workflow.Context, c call) {
 	ctx, l.running[c.Step] = workflow.WithCancel(workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		StartToCloseTimeout: cmp.Or(c.Timeout, endless) + heartbeatTimeout, // Perform ends it before
+		StartToCloseTimeout: cmp.Or(c.Timeout, endless) + heartbeatTimeout, // Perform ends the attempt before this timeout
 		HeartbeatTimeout:    heartbeatTimeout,
 		RetryPolicy:         &temporal.RetryPolicy{MaximumAttempts: 1},
 		WaitForCancellation: true,
@@ -175,14 +179,14 @@ func (l *loop) call(ctx workflow.Context, c call) {
 		if err := workflow.ExecuteActivity(ctx, typePrefix+l.saga, c.Call).Get(ctx, &a); err != nil {
 			lost := saga.Call{Step: c.Step, Op: c.Op}.Interrupted(reason(err))
 			lost.RetryAfter = lostPause
-			a, _ = json.Marshal(lost) // strings and numbers can be encoded
+			a, _ = json.Marshal(lost) // strings and numbers can always be encoded
 		}
 		delete(l.running, c.Step)
 		l.Answers = append(l.Answers, a)
 	})
 }
 
-// reason returns why an attempt has no answer.
+// reason returns the reason why the activity of an attempt has returned no answer.
 func reason(err error) error {
 	if _, is := errors.AsType[*temporal.TimeoutError](err); is {
 		return errors.New("sagatemporal: the worker died, or did not return from the attempt")
@@ -190,7 +194,7 @@ func reason(err error) error {
 	return fmt.Errorf("sagatemporal: the attempt was not made or was canceled: %w", cmp.Or(errors.Unwrap(err), err))
 }
 
-// wait returns when there is something to decide.
+// wait waits until the saga needs another decision: because of an answer, a message or the time wake.
 func (l *loop) wait(ctx workflow.Context, wake time.Time, canceled func() error) {
 	ctx, stop := workflow.WithCancel(ctx)
 	defer stop()
@@ -198,7 +202,7 @@ func (l *loop) wait(ctx workflow.Context, wake time.Time, canceled func() error)
 	if !wake.IsZero() {
 		timer = workflow.NewTimer(ctx, max(wake.Sub(workflow.Now(ctx)), time.Millisecond))
 	}
-	_ = workflow.Await(ctx, func() bool { // its error would be the end of ctx
+	_ = workflow.Await(ctx, func() bool { // Await fails only if ctx is canceled, which it is not
 		if canceled() != nil && !l.canceled {
 			l.canceled = true
 			op := saga.Operation{Action: saga.ActionCancel, Note: "the workflow was canceled"}
@@ -208,7 +212,7 @@ func (l *loop) wait(ctx workflow.Context, wake time.Time, canceled func() error)
 	})
 }
 
-// decide is the local activity.
+// decide is the function of the local activity. It decides how the saga continues.
 func (e *engine) decide(
 	ctx context.Context, name string, s saved, m *message, now time.Time,
 ) (out decision, err error) {
@@ -236,7 +240,8 @@ func (e *engine) decide(
 	} else if version != s.Version {
 		out.Refused = err.Error()
 	}
-	if in.Operation != nil && in.Operation.Version != 0 && out.Refused != "" { // Decide has then decided nothing
+	// Decide has rejected the operation, and decided nothing else.
+	if in.Operation != nil && in.Operation.Version != 0 && out.Refused != "" {
 		version, in.Operation = s.Version, nil
 		if d, err = e.definition(name, version); err == nil {
 			next, err = d.Decide(was, in)
@@ -270,7 +275,7 @@ func (e *engine) decide(
 	return out, nil
 }
 
-// perform is the activity. It returns an error only if it makes no attempt.
+// perform is the function of an attempt's activity. It returns an error only if it has made no attempt.
 func (e *engine) perform(ctx context.Context, c saga.Call) (saga.Answer, error) {
 	d, err := e.definition(c.Saga, c.Version)
 	if err != nil {
@@ -278,7 +283,7 @@ func (e *engine) perform(ctx context.Context, c saga.Call) (saga.Answer, error) 
 	}
 	returned := make(chan struct{})
 	defer close(returned)
-	go func() { // so that the server notices a dead worker, and the attempt its cancellation
+	go func() { // with heartbeats, the server notices a dead worker, and the attempt its cancellation
 		every := time.NewTicker(heartbeatEvery)
 		defer every.Stop()
 		for {
@@ -296,7 +301,8 @@ func (e *engine) perform(ctx context.Context, c saga.Call) (saga.Answer, error) 
 		a.Outcome, a.Final, a.State = saga.OutcomeMaybeApplied, true, nil
 		a.Error = fmt.Sprintf("sagatemporal: the state is longer than %d bytes", maxState)
 	case ctx.Err() != nil && a.Outcome == saga.OutcomeMaybeApplied:
-		a.Outcome, a.Final, a.RetryAfter = saga.OutcomeInterrupted, false, lostPause // canceled, or the worker stops
+		// The attempt was canceled, or the worker stops.
+		a.Outcome, a.Final, a.RetryAfter = saga.OutcomeInterrupted, false, lostPause
 	}
 	return a, nil
 }
