@@ -12,13 +12,13 @@ import (
 
 // BudgetConfig configures a [Budget].
 type BudgetConfig struct {
-	// Name appears in metrics. It cannot change.
+	// Name identifies the Budget in metrics. Update cannot change it.
 	Name string
-	// Ratio is the number of retries that each call adds, at most 100. Zero means 0.2. [None] means that calls
-	// add no retries.
+	// Ratio is the number of retries that each call adds to the Budget. The maximum is 100. Zero means 0.2. [None] means
+	// that calls add no retries.
 	Ratio float64
-	// PerSecond is the number of retries that each second adds, at most a million. Zero means 10. [None] means
-	// that time adds no retries.
+	// PerSecond is the number of retries that each second adds to the Budget. The maximum is 1,000,000. Zero means 10.
+	// [None] means that time adds no retries.
 	PerSecond int
 }
 
@@ -40,15 +40,16 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 
 // A Budget limits the retries of all Retriers that share it. It is safe for concurrent use.
 //
-// A Budget is a bucket of retries. Each call and each second add retries to the bucket. A Retrier takes a retry
-// out of the bucket before it waits for the next attempt. A new Budget holds the retries that ten seconds add. A
-// Budget holds at most the retries that ten seconds and a hundred calls add. A refused attempt neither adds nor
-// takes a retry. If retriers are nested, give a Budget to only one of the retriers.
+// A Budget is a bucket of retries. Each call adds Ratio retries, and each second adds PerSecond retries. A Retrier
+// takes a retry out of the bucket before it waits for the next attempt. If the bucket does not hold a whole retry,
+// the Retrier does not retry. A new Budget holds 10*PerSecond retries. A Budget holds at most 10*PerSecond +
+// 100*Ratio retries. An attempt that another policy refused neither adds nor takes a retry. If retriers are nested,
+// give a Budget to only one of the retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
 	mu                  sync.Mutex
-	held                int64     // billionths of a retry, so that a nanosecond adds a whole number
+	held                int64     // number of retries, in billionths of a retry, so that a nanosecond adds a whole number
 	at                  time.Time // the time for which held was computed
 	allowed, overBudget int64
 	spent               bool // the last requested retry was not allowed
@@ -71,8 +72,8 @@ func (c *BudgetConfig) perNano() int64 { return int64(max(0, c.PerSecond)) }
 func (c *BudgetConfig) perCall() int64 { return int64(math.Round(max(0, c.Ratio) * whole)) }
 func (c *BudgetConfig) initial() int64 { return 10 * whole * c.perNano() }
 
-// refill adds the retries of the time since the last refill. Then it calls f with b.mu held. refill does nothing
-// if b is nil.
+// refill adds the retries for the time since the last refill. Then it calls f with b.mu held. refill does nothing if
+// b is nil.
 func (b *Budget) refill(f func(*BudgetConfig)) {
 	if b == nil {
 		return
@@ -90,7 +91,7 @@ func (b *Budget) refill(f func(*BudgetConfig)) {
 	f(c)
 }
 
-// credit adds the retries that one call adds. The next refill limits the sum.
+// credit adds the retries that one call adds. The sum may exceed the maximum until the next refill.
 func (b *Budget) credit() { b.refill(func(c *BudgetConfig) { b.held += c.perCall() }) }
 
 // take takes a retry out of the Budget. It reports whether the Budget had a retry left.
@@ -107,7 +108,7 @@ func (b *Budget) take() (ok bool) {
 	return ok
 }
 
-// refund puts back a retry that was taken but not used. The next refill limits the sum.
+// refund adds a retry that was taken but not used. The sum may exceed the maximum until the next refill.
 func (b *Budget) refund() { b.refill(func(*BudgetConfig) { b.held += whole }) }
 
 // BudgetStats are metrics of a [Budget].
@@ -126,9 +127,8 @@ func (b *Budget) Stats() (s BudgetStats) {
 // Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update changes the configuration in the same way as [Retrier.Update]. Ratio and PerSecond may be [None], so
-// change must test for None before it calculates with Ratio or PerSecond. The time before the Update adds
-// retries at the old PerSecond.
+// Update is like [Retrier.Update]. Ratio and PerSecond may be [None], so change must test for None before it
+// calculates with Ratio or PerSecond. For the time before the call of Update, the old PerSecond applies.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }

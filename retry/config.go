@@ -11,50 +11,53 @@ import (
 )
 
 const (
-	Unlimited = -1       // means no limit, in a field that accepts Unlimited
-	None      = -1 << 31 // means that the field's function is off, in a field that accepts None
+	Unlimited = -1       // no limit; only for fields whose comment names Unlimited
+	None      = -1 << 31 // nothing at all; only for fields whose comment names None
 )
 
 // Config configures a [Retrier].
 type Config struct {
-	// Name appears in errors, events and metrics. It cannot change.
+	// Name identifies the Retrier in errors, events and metrics. Update cannot change it.
 	Name string
-	// Attempts limits the attempts of a call, including refused attempts. Zero means 3. [Unlimited] means that
-	// only ctx and Budget limit the attempts.
+	// Attempts is the maximum number of attempts of a call. Refused attempts are included. Zero means 3. [Unlimited]
+	// means that only ctx and Budget limit the attempts.
 	Attempts int
-	// AttemptTimeout is the longest duration of an attempt. The error of an attempt that exceeds AttemptTimeout
-	// matches context.DeadlineExceeded and is retried. Zero means no limit.
+	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is canceled,
+	// its error matches context.DeadlineExceeded, and the call is retried. Zero means no limit.
 	//
-	// Within a resiliencehttp.Transport, AttemptTimeout includes the time for reading the body. Do not use
-	// AttemptTimeout around http.Client.Do: the body is read after http.Client.Do has returned, so the timeout
-	// would cut off the body. Use a resiliencehttp.Transport instead.
+	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
+	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body. Use
+	// a resiliencehttp.Transport instead.
 	//
-	// To an inner breaker, an AttemptTimeout looks like the caller's deadline. With an inner breaker, use
-	// resilience.Timeout as the innermost policy instead.
+	// A breaker inside the Retrier cannot distinguish AttemptTimeout from the caller's deadline. If there is such a
+	// breaker, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
 	AttemptTimeout time.Duration
-	// HealthyAfter is for sessions that run for days. An attempt that fails after at least HealthyAfter counts as
-	// the first attempt of a new call. Zero means that no attempt starts a new call.
+	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt fails after it has run for
+	// at least HealthyAfter, the failed attempt counts as the first attempt of a new call. Zero means that a call never
+	// starts again.
 	HealthyAfter time.Duration
-	// Backoff returns a new Backoff for each call that is retried. Validate also calls Backoff. Nil means
+	// Backoff returns a new [Backoff] for each call that is retried. Validate also calls this function. Nil means
 	// Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay, if not nil, returns the delay that replaces a.Delay. A negative delay ends the retrying.
+	// Delay, if not nil, returns the delay before the next attempt. It replaces a.Delay, which comes from Backoff. A
+	// negative delay means that no retry follows.
 	Delay func(ctx context.Context, a FailedAttempt) time.Duration
 	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns a shorter delay, the wait is
 	// MinDelay plus up to a tenth of MinDelay at random. The random part keeps clients from retrying at the same
 	// moment. Zero means no minimum.
 	MinDelay time.Duration
-	// MaxRetryAfter is the longest RetryAfter for which a call waits. An error with a longer RetryAfter ends the
-	// retrying. Zero means 1 minute.
+	// MaxRetryAfter is the longest RetryAfter of an error for which a call waits. If an error has a longer RetryAfter,
+	// the call is not retried. Zero means 1 minute.
 	MaxRetryAfter time.Duration
-	// RetryIf reports whether a failure is worth another attempt. RetryIf is not called for refusals, answers and
-	// [Permanent] errors. Nil means resilience.Retryable.
+	// RetryIf reports whether a call that failed with the error should be retried. RetryIf is not called for an error
+	// whose method Refused() bool or Answered() bool returns true, or for a [Permanent] error. Nil means
+	// resilience.Retryable.
 	RetryIf func(error) bool
-	// Budget limits retries to a fraction of the calls. Nil means no limit.
+	// Budget limits the retries to a fraction of the calls. Retriers can share a Budget. Nil means no limit.
 	Budget *Budget
 }
 
-// A FailedAttempt is an attempt that failed or was refused, and after which another attempt is planned.
+// A FailedAttempt is an attempt that failed or was refused, and that is followed by another attempt.
 type FailedAttempt struct {
 	Name        string        // the Retrier's name
 	Number      int           // the attempt's number, from 1
@@ -99,9 +102,10 @@ func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", 
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
 // Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// returns an error, and nothing changes. If change does not alter a field, that field continues to follow its
-// default. change receives the functions that the Config was given, without defaults. Attempts may be
-// [Unlimited], so change must test for Unlimited before it calculates with Attempts. change must not use r.
+// returns an error, and nothing changes. A field that change does not alter keeps its value, or continues to follow
+// its default. In the Config that change receives, a function that was not set is nil. Attempts may be [Unlimited],
+// which is -1: change must test for Unlimited before it calculates with Attempts. change must not call methods of r,
+// because Update holds a lock.
 //
 // Calls in flight finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }

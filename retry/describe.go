@@ -26,7 +26,8 @@ func (r *Retrier) Describe() policy.Description {
 	}
 }
 
-// settings returns the configuration without its functions and its Budget, because settings cannot hold them.
+// settings returns the configuration without its functions and its Budget, because a settings file cannot contain
+// them.
 func (r *Retrier) settings() Config {
 	c := r.Config()
 	c.Backoff, c.Delay, c.RetryIf, c.Budget = nil, nil, nil, nil
@@ -37,7 +38,7 @@ func (r *Retrier) configure(dryRun bool, change func(cfg any) error) error {
 	return r.setting.Change(dryRun, change, sameName, nil)
 }
 
-// describe returns e in the form in which all policies report events. The end of a failed call is a warning.
+// describe converts e to the form in which all policies report events. The end of a failed call has the level Warn.
 func (e Event) describe() policy.Event {
 	d := policy.Event{Kind: "retry", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	if e.Kind == EventEnded && e.Err != nil {
@@ -57,7 +58,7 @@ func (e Event) describe() policy.Event {
 }
 
 // Describe implements [policy.Describer]. The Health of a Budget is a warning, "spent", if the last requested retry
-// was not allowed and no retry is left.
+// was not allowed and the Budget still holds no whole retry.
 func (b *Budget) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "budget",
@@ -83,8 +84,8 @@ func (b *Budget) health() (h policy.Health) {
 	return h
 }
 
-// inUse reports whether b holds fewer retries than a new Budget. If a new Budget replaced b, more retries would be
-// allowed.
+// inUse reports whether b holds fewer retries than a new Budget. If a Group evicted such a Budget, the new Budget
+// that replaces it would allow more retries.
 func (b *Budget) inUse() (inUse bool) {
 	b.refill(func(c *BudgetConfig) { inUse = c.initial() > b.held })
 	return inUse

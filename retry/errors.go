@@ -12,11 +12,11 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// ErrExhausted is the Cause of an [Error] if Attempts ran out, if the backoff ended, or if the RetryAfter of an
-// error was longer than MaxRetryAfter.
+// ErrExhausted is the Cause of an [Error] if all Attempts were used, or if the Backoff returned a negative delay. The
+// Cause matches ErrExhausted if an error had a RetryAfter longer than MaxRetryAfter.
 var ErrExhausted = errors.New("retry: no attempts left")
 
-// ErrOverBudget is the Cause of an [Error] if the [Budget] had no retry left.
+// ErrOverBudget is the Cause of an [Error] if the [Budget] did not allow another retry.
 var ErrOverBudget = errors.New("retry: over budget")
 
 // These causes contain no durations, so that the text of an Error is the same each time.
@@ -25,25 +25,27 @@ var (
 	errNoTimeLeft     = fmt.Errorf("wait would pass the deadline: %w", context.DeadlineExceeded)
 )
 
-// An Error reports that a [Retrier] stopped retrying. An Error wraps Err and Cause. If refusals followed the last
-// failure, the Error also wraps the last failure. The text contains no durations, so equal failures have equal
-// texts.
+// An Error reports that a [Retrier] stopped retrying. It wraps Err and Cause. If the last attempts were refused but
+// an earlier attempt failed, the Error also wraps the error of that failure. The text contains no durations, so equal
+// failures have equal texts.
 type Error struct {
 	Name        string        // the Retrier's name
-	Attempts    int           // the number of attempts, including refused attempts other than the Cause
+	Attempts    int           // the number of attempts; a refused attempt that is the Cause is not included
 	RetryingFor time.Duration // the time since the first attempt failed
-	// Cause is the reason for the end of the retrying. If a limit was reached, Cause matches ErrExhausted or
-	// ErrOverBudget. If a wait would have passed the deadline, Cause matches context.DeadlineExceeded. If ctx is
-	// done, Cause is the error of ctx. If a refusal ended the retrying, such as the refusal of an open breaker,
-	// Cause is the refusal.
+	// Cause is the reason why no attempt followed:
+	//
+	//   - It matches ErrExhausted or ErrOverBudget if a limit was reached.
+	//   - It matches context.DeadlineExceeded if a wait would have passed the deadline.
+	//   - It is the error of ctx if ctx is done.
+	//   - It is the refusal if the refusal ended the retries, such as that of an open breaker.
 	Cause error
 	Err   error // the error of the last attempt
 
-	kind    behavior.Kind // the kind of the call; see call.kind
-	earlier error         // the last error of an attempt of this kind; nil if Err is this error
+	kind    behavior.Kind // see call.kind
+	earlier error         // the last error of an attempt of this kind; nil if that is Err
 }
 
-// Error returns the text: the Retrier's name, the number of attempts, Cause if it is more than ErrExhausted, and Err.
+// Error returns the Retrier's name, the number of attempts, Cause if it is not ErrExhausted itself, and Err.
 func (e *Error) Error() string {
 	text := prefix(e.Name) + "gave up after "
 	if e.Attempts == 1 {
@@ -53,10 +55,10 @@ func (e *Error) Error() string {
 	}
 	last := ": "
 	var cause string
-	if e.Cause != nil && e.Cause != ErrExhausted { // which the number of attempts implies
+	if e.Cause != nil && e.Cause != ErrExhausted { // ErrExhausted adds nothing to the number of attempts
 		cause = e.Cause.Error()
 		text += ": " + strings.TrimPrefix(strings.TrimPrefix(cause, ErrExhausted.Error()+": "), "retry: ")
-		last = "; last error: " // which is no part of Cause
+		last = "; last error: " // shows that the text that follows is not part of Cause
 	}
 	if e.Err != nil && e.Err.Error() != cause { // after ctx is done, Err and Cause are often the same error
 		text += last + e.Err.Error()
@@ -74,7 +76,7 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns Err, the earlier failure and Cause. It omits any of them that is nil.
+// Unwrap returns those of Err, the earlier failure and Cause that are not nil.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
@@ -82,19 +84,19 @@ func (e *Error) Unwrap() []error {
 // Refused reports whether every attempt was refused.
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
-// Answered reports whether the dependency answered every attempt that was not refused. It returns false if every
-// attempt was refused.
+// Answered reports whether the dependency answered every attempt that was not refused. If every attempt was refused,
+// it returns false.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
 // Retryable reports whether an outer retrier may retry the call.
 func (e *Error) Retryable() bool { return e.outcome().Retryable }
 
-// RetryAfter returns the shortest wait before another call may succeed. It returns 0 if no wait is known.
+// RetryAfter returns the time to wait before another call, or 0 if the errors have no RetryAfter.
 func (e *Error) RetryAfter() time.Duration { return e.outcome().RetryAfter }
 
 func (e *Error) outcome() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
 
-// Timeout reports whether the call ran out of time.
+// Timeout reports whether Err or Cause is a timeout.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
 // An attemptTimeoutCause is the cancellation cause of an attempt's ctx if the attempt exceeded AttemptTimeout.

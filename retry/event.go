@@ -9,12 +9,12 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Observe calls f with each event until stop is called. f runs on the goroutine of Do, and no lock is held.
+// Observe calls f with each event until stop is called. f runs on the goroutine that called Do, without a lock.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
-// An Event is something that happened to a [Retrier].
+// An Event reports a retry, or the end of a call that was retried or that returned an [*Error].
 type Event struct {
 	Kind        EventKind     // the kind of the event
 	Name        string        // the Retrier's name
@@ -30,17 +30,17 @@ type EventKind string
 
 const (
 	EventRetried EventKind = "retried" // a call starts to wait before another attempt
-	EventEnded   EventKind = "ended"   // a call has ended after a retry or with an [*Error]
+	EventEnded   EventKind = "ended"   // a call has ended, after a retry or with an [*Error]
 )
 
-// An Outcome is the way in which a call ended.
+// An Outcome specifies how a call ended.
 type Outcome string
 
 const (
 	OutcomeRecovered  Outcome = "recovered"   // a retry succeeded
-	OutcomeExhausted  Outcome = "exhausted"   // see [ErrExhausted]
+	OutcomeExhausted  Outcome = "exhausted"   // the error matches [ErrExhausted]
 	OutcomePermanent  Outcome = "permanent"   // another attempt could not help, or an open breaker refused the attempt
-	OutcomeOverBudget Outcome = "over_budget" // see [ErrOverBudget]
+	OutcomeOverBudget Outcome = "over_budget" // the error matches [ErrOverBudget]
 	OutcomeDeadline   Outcome = "deadline"    // no time was left for another attempt
 	OutcomeCanceled   Outcome = "canceled"    // the caller canceled the call
 
@@ -49,8 +49,8 @@ const (
 	outcomeLost     Outcome = ""          // the other call of a hedge won; causes no event, not in metrics
 )
 
-// contextOutcome returns the outcome of a call whose ctx is done. If a hedge canceled the call because the hedge's
-// other call won, the outcome is outcomeLost.
+// contextOutcome returns the outcome of a call whose ctx is done. If package hedge canceled the call because a
+// parallel call won, the outcome is outcomeLost.
 func contextOutcome(ctx context.Context) Outcome {
 	switch {
 	case ended.Lost(ctx):
@@ -62,8 +62,8 @@ func contextOutcome(ctx context.Context) Outcome {
 }
 
 // Stats are the counters of a [Retrier]. Each call that has returned is counted in exactly one of the fields
-// FirstTry to Nested. The exception is a call that a hedge canceled because the hedge's other call won: such a call
-// is not counted in any of these fields.
+// FirstTry, Recovered, Exhausted, Permanent, OverBudget, Deadline, Canceled and Nested. The exception is a call that
+// package hedge canceled because a parallel call won: such a call is not counted.
 type Stats struct {
 	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // calls that succeeded at the first attempt
 	Recovered  int64 `counter:"calls{outcome=recovered}"`   // calls that succeeded after a retry
@@ -78,8 +78,8 @@ type Stats struct {
 	Retried  int64 `counter:"retries"`  // attempts after the first
 }
 
-// counts are the counters of a Retrier. The most common case, a first attempt that succeeds, increments only one
-// counter.
+// counts are the counters of a Retrier. In the most common case, which is a successful first attempt, only one
+// counter is incremented.
 type counts struct {
 	ended           [len(outcomes)]atomic.Int64 // calls by outcome, in the order of outcomes
 	failed, retried atomic.Int64                // failed attempts, and attempts after the first

@@ -1,4 +1,4 @@
-// Package retry calls a function again while its error is worth another attempt.
+// Package retry calls a function again if it fails with an error that may not occur the next time.
 //
 //	retries := retry.New(retry.Config{
 //		Name:     "users",
@@ -11,16 +11,20 @@
 //
 // Retry only operations that are safe to run twice, because a failed attempt may still have taken effect.
 //
-//   - Delays are random and grow. The RetryAfter of an error and Config.MinDelay are minimums.
-//   - If a wait would not end before the deadline of ctx, the call returns without the wait.
-//   - An error that is not retryable is returned unchanged. Examples are [Permanent] errors and answers.
-//   - An attempt that another policy refused counts as an attempt but takes no retry from the Budget. The
-//     refusal of an open breaker ends the retrying; that of a half-open breaker is retried.
+//   - The delays between attempts are random and grow. An error's RetryAfter and Config.MinDelay are lower limits for
+//     the delay.
+//   - If the deadline of ctx would pass during a wait, the call returns without the wait.
+//   - An error that is not retryable is returned unchanged. Examples are [Permanent] errors and errors whose method
+//     Answered() bool returns true.
+//   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
+//     retry from the Budget. If the refusing policy is an open breaker, no retry follows. If it is a half-open
+//     breaker, the call is retried.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
-//   - If retriers are nested, only the outermost one retries. A Retrier with one attempt does not count. See [Fresh].
+//   - If retriers are nested, only the outermost one retries. A Retrier whose Config.Attempts is 1 does not count as
+//     the outermost. [Fresh] makes an inner Retrier retry.
 //
-// A Retrier also honors the errors that these functions of github.com/cenkalti/backoff return: Permanent in v4
-// to v6, and RetryAfter in v5 and v6.
+// A Retrier also supports the errors of github.com/cenkalti/backoff: Permanent of v4, v5 and v6, and RetryAfter of v5
+// and v6.
 //
 // Sources: Retry (Cloud Design Patterns); "Addressing Cascading Failures" in Site Reliability Engineering
 // (Beyer et al., 2016), for budgets. Delays are computed by github.com/cenkalti/backoff/v4.
@@ -59,8 +63,8 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until fn succeeds, another attempt would not help, a limit is reached or ctx is done. Do returns
-// the error of fn unchanged, or an [*Error].
+// Do calls fn until fn succeeds, fails with an error that is not retryable, a limit is reached, or ctx is done. Do
+// returns the error of fn unchanged, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(contextOutcome(ctx))
@@ -90,7 +94,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		case refused && c.charged: // the retry did not reach the dependency
 			cfg.Budget.refund()
 		}
-		if !refused && c.kind == behavior.Refused { // the first attempt that reached the dependency
+		if !refused && c.kind == behavior.Refused { // the first attempt that an inner policy did not refuse
 			cfg.Budget.credit()
 		}
 		if err == nil && c.n == 1 {
@@ -136,8 +140,8 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	}
 }
 
-// doNested runs one attempt within the nth attempt of another Retrier. The attempt is credited to the Budget only
-// if n is 1. If n is larger, the attempt is a retry by the other Retrier.
+// doNested runs one attempt within the nth attempt of another Retrier. If n is 1, the attempt is a new call, which
+// adds retries to the Budget. If n is larger, the attempt is a retry of the other Retrier and adds none.
 func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, n int) error {
 	err := cfg.attempt(ctx, fn)
 	if n == 1 && !behavior.IsRefused(err) {
@@ -152,7 +156,7 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 	return err
 }
 
-// attempt calls fn under a ctx that limits the call to AttemptTimeout.
+// attempt calls fn with a ctx that is canceled after AttemptTimeout.
 func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) error {
 	if c.AttemptTimeout == 0 {
 		return fn(ctx)
@@ -174,15 +178,15 @@ type call struct {
 	delays   Backoff   // the delays before the retries; nil before the first retry
 	charged  bool      // the current attempt has taken a retry out of the Budget
 
-	// kind is Failed if any attempt failed. Otherwise it is Answered if any attempt was answered, and Refused if
-	// every attempt was refused.
+	// kind is Failed if any attempt failed. Otherwise it is Answered if any attempt was answered, and Refused if every
+	// attempt was refused.
 	kind    behavior.Kind
 	last    error // the error of the last attempt
-	earlier error // the last error of an attempt of this kind; nil if last is this error
+	earlier error // the last error of an attempt of this kind; nil if that is last
 }
 
-// remember stores err for the Error. A refusal does not replace an earlier failure. If the refusal replaced the
-// failure, an outer policy would treat a call that failed as a call that was refused.
+// remember stores err for the Error. A refusal does not replace an earlier failure. If it did, an outer policy would
+// treat a call that failed as a call that was refused.
 func (c *call) remember(err error, kind behavior.Kind) {
 	switch {
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
@@ -193,9 +197,9 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	c.last = err
 }
 
-// next returns the failed attempt, including the wait before the next attempt. If no attempt follows, next
-// returns the outcome and the cause instead. after is the RetryAfter of the failed attempt's error. next takes
-// a retry out of the Budget, unless every attempt so far was refused.
+// next returns the failed attempt, including the wait before the next attempt. If no attempt follows, next returns
+// the outcome and the cause instead. after is the RetryAfter of the failed attempt's error. next takes a retry out of
+// the Budget, unless every attempt so far was refused.
 func (c *call) next(after time.Duration) (a FailedAttempt, outcome Outcome, cause error) {
 	cfg := c.cfg
 	if cfg.Attempts > 0 && c.n >= cfg.Attempts {
@@ -231,10 +235,10 @@ func (c *call) next(after time.Duration) (a FailedAttempt, outcome Outcome, caus
 	return a, "", nil
 }
 
-// atLeast returns the longer of two durations: d, and the sum of least and jitter. If least is 0, atLeast returns
-// d. The jitter is random, up to a tenth of least. It keeps clients that failed together from retrying together.
-// left is the time until the deadline. The jitter is at most half of left-least, because a longer jitter could
-// move the retry past the deadline.
+// atLeast returns d, or the sum of least and a random jitter if the sum is longer. If least is 0, atLeast returns d.
+// The jitter is at most a tenth of least. It keeps clients that failed together from retrying together. left is the
+// time until the deadline. The jitter is at most half of left-least, because a longer jitter could move the retry
+// past the deadline.
 func atLeast(least, d, left time.Duration) time.Duration {
 	if least <= 0 {
 		return d
@@ -277,13 +281,13 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. ok is false if ctx belongs to no
-// attempt that a Retrier may repeat.
+// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if no
+// Retrier may repeat the work of ctx.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the
-// start of a new operation. Examples are a message that a consumer handles under a Retrier, and work that
-// outlives its caller.
+// Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the start
+// of a new operation. Examples are a message that a consumer handles under a Retrier, and work that continues after
+// its caller has returned.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
