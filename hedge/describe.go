@@ -10,13 +10,13 @@ import (
 
 var _ policy.Describer = (*Hedger[any])(nil)
 
-// Observe calls f with each event until stop is called. f runs on the goroutine of the second call, and no lock
-// is held. A panic in f is treated as a panic in the second call.
+// Observe calls f with each event until stop is called. f runs on the goroutine of the second call, without a
+// lock. A panic in f is treated like a panic in the second call.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
-// An Event is something that happened to a [Hedger].
+// An Event reports that a [Hedger] started a second call, or that [Config].Ratio did not allow one.
 type Event struct {
 	Kind EventKind // the kind of the event
 	Name string    // the Hedger's name
@@ -64,14 +64,14 @@ func (h *Hedger[T]) Describe() policy.Description {
 	}
 }
 
-// settings returns the configuration without Discard, because settings cannot hold functions.
+// settings returns the configuration without Discard, because a settings file cannot hold functions.
 func (h *Hedger[T]) settings() Config {
 	c := h.cfg
 	c.Discard = nil
 	return c
 }
 
-// describe returns e in the form in which all policies report events.
+// describe converts e to a policy.Event, the common event type of all policies.
 func (e Event) describe() policy.Event {
 	d := policy.Event{Kind: "hedge", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug}
 	if e.Kind == EventOverBudget {

@@ -1,5 +1,6 @@
-// Package hedge starts a second call if the first call takes too long, and returns the first success (Dean and
-// Barroso, "The Tail at Scale", Communications of the ACM, 2013).
+// Package hedge provides hedged calls: it starts a second call if the first call takes too long, and returns
+// the result of the call that succeeds first. Hedging cuts the latency of the slowest calls. It is described
+// in Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013.
 //
 //	lookups := hedge.New[string](hedge.Config{
 //		Name:     "lookup",
@@ -10,12 +11,13 @@
 //		return lookup(ctx, 42)
 //	})
 //
-// Hedge only operations that are safe to run twice, and at the same time. A failure does not start a second
-// call. To retry failures, put a retry.Retrier around Do. When a call succeeds, the other call is canceled. The
-// policies inside the other call do not count the cancellation as a failure.
+// Hedge only operations that are safe to run twice, even concurrently. A failure of the first call does not
+// start a second call. To retry failures, put a retry.Retrier around Do. When one call succeeds, the other
+// call is canceled. Policies inside the canceled call do not count the cancellation as a failure.
 //
-// A Hedger returns values, so it is not a resilience.Policy. A Policy calls a func(context.Context) error. Such a
-// function would store its result in a variable, and two calls would write the variable at the same time.
+// A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Such a function
+// would have to store its result in a variable, and the two calls would write that variable concurrently. The
+// functions of a Hedger return their values instead.
 package hedge
 
 import (
@@ -37,7 +39,7 @@ import (
 	"github.com/go-resilience/resilience/internal/panics"
 )
 
-// Unlimited, in a field that accepts it, means that there is no limit.
+// Unlimited means that there is no limit. Only fields whose documentation mentions Unlimited accept it.
 const Unlimited = -1
 
 // Config specifies when a [Hedger] starts a second call.
@@ -46,16 +48,19 @@ type Config struct {
 	Name string
 	// Delay is the time that the first call may take before a second call starts. Required.
 	Delay time.Duration
-	// Quantile, in (0, 1), is the quantile of the last 1000 latencies that replaces Delay after 20 calls have
-	// succeeded. For example, a Quantile of 0.95 hedges one call in twenty. Zero means that Delay is always used.
+	// Quantile, in (0, 1), derives the delay from the latencies of the last 1000 successful calls: the delay
+	// is this quantile of the latencies. For example, with a Quantile of 0.95, about 5% of calls start a
+	// second call. Until 20 calls have succeeded, Delay is used. Zero means that Delay is always used.
 	Quantile float64
-	// Ratio is the number of second calls that each first call allows. It is in (0, 1]. A Hedger saves up at most
-	// ten second calls. A first call that is refused allows no second call. A second call that is refused does
-	// not use up a second call. Zero means 0.1. [Unlimited] means no limit.
+	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
+	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
+	// ten allowed second calls. A first call that an inner policy refused allows none, and a second call that
+	// an inner policy refused does not count. Zero means 0.1. [Unlimited] means no limit.
 	Ratio float64
-	// Discard, if not nil, is called with each value that Do does not return, before Do returns. Discard can close
-	// the value, for example. If Discard is set, the ctx of the call that succeeded first stays alive until the
-	// ctx of Do is done. Therefore, do not call Do with a ctx that lives as long as the program.
+	// Discard, if not nil, is called with the value of each successful call that Do does not return. It can
+	// close the value, for example. Do calls Discard before it returns. If Discard is set, Do does not cancel
+	// the ctx of the winning call, because the returned value may still need it. That ctx is released only
+	// when the ctx of Do is done, so do not call Do with a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -81,7 +86,7 @@ type Hedger[T any] struct {
 	lost      error // the cancellation cause of a call that is no longer needed
 
 	mu        sync.Mutex
-	allowed   int64 // the second calls that Ratio still allows, in millionths of a call
+	allowed   int64 // number of second calls that Ratio still allows, in millionths of a call
 	latencies latencies
 	stats     Stats // the counters; stats.Delay is not used
 }
@@ -99,13 +104,15 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn. If this first call takes longer than the delay, and Ratio allows a second call, Do calls fn again
-// on another goroutine. Do returns the first success and cancels the other call. If both calls fail, Do joins
-// the errors. Do waits until both calls have returned, so fn must respect its ctx.
+// Do calls fn. If this first call takes longer than the delay, and [Config].Ratio allows a second call, Do
+// calls fn again on another goroutine. Do returns the value of the call that succeeds first and cancels the
+// other call. If both calls fail, Do returns both errors, joined. Do returns only after both calls have
+// returned, so fn must respect its ctx.
 //
-// If a call panics or exits its goroutine, Do cancels the other call, and the panic or the exit continues on the
-// caller's goroutine. If the second call panics, the panic continues with an error that has a method
-// Stack() []byte. This error wraps the original panic value if the original value is an error.
+// If a call panics or exits its goroutine, Do cancels the other call. The panic or the exit then continues on
+// the caller's goroutine. If the second call panicked, the value of the panic is an error with a method
+// Stack() []byte, which returns the stack trace of the second call. This error wraps the original panic value
+// if the original value is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -116,7 +123,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	inner := r.start(0)
 	r.timer = time.AfterFunc(h.Stats().Delay, r.hedgedCall)
 	returned := -1 // the index of the call whose value Do returns; -1 if Do returns no value
-	defer func() { // also runs after a panic or an exit in a call or an observer
+	defer func() { // also runs if a call or an observer panics or exits its goroutine
 		r.finish(returned)
 		r.wait()
 		for i, c := range r.calls {
@@ -129,7 +136,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if !behavior.IsRefused(err) {
 		h.credit()
 	}
-	if r.end(0, value, err) && h.cfg.Quantile > 0 { // failures do not count as latencies
+	if r.end(0, value, err) && h.cfg.Quantile > 0 { // the latencies of failed calls are not recorded
 		h.mu.Lock()
 		h.latencies.observe(time.Since(start))
 		h.mu.Unlock()
@@ -169,7 +176,7 @@ const whole = 1_000_000 // millionths in one call
 // credit adds the second calls that a first call allows.
 func (h *Hedger[T]) credit() { h.add(int64(math.Round(max(0, h.cfg.Ratio) * whole))) }
 
-// refund puts back a second call that was taken but refused.
+// refund returns a second call to h.allowed after an inner policy refused the call.
 func (h *Hedger[T]) refund() { h.add(whole) }
 
 func (h *Hedger[T]) add(n int64) {
@@ -178,7 +185,7 @@ func (h *Hedger[T]) add(n int64) {
 	h.allowed = min(10*whole, h.allowed+n)
 }
 
-// take takes a second call out of h.allowed. It reports whether Ratio allows the second call.
+// take reports whether Ratio allows a second call. If so, take subtracts the second call from h.allowed.
 func (h *Hedger[T]) take() bool {
 	if h.cfg.Ratio == Unlimited {
 		return true
@@ -199,7 +206,7 @@ func (h *Hedger[T]) count(n *int64) {
 	*n++
 }
 
-// A race is the state of one call to Do.
+// A race is the state of one call to Do, in which a first call and a second call of fn compete.
 type race[T any] struct {
 	*Hedger[T]
 	ctx context.Context
@@ -210,9 +217,9 @@ type race[T any] struct {
 
 	mu      sync.Mutex
 	calls   [2]call[T]
-	over    bool   // no other call may start or win
+	over    bool   // no call may start or win any more
 	winner  int    // the index of the call that won; -1 if no call has won
-	rethrow func() // continues the panic or the exit of the second call; nil if the second call did neither
+	rethrow func() // repeats the panic or the exit of the second call; nil if there was neither
 }
 
 // A call is the first or the second call of a race.
@@ -278,7 +285,7 @@ func (r *race[T]) notify(kind EventKind, n *int64) {
 func (r *race[T]) crash(p any) {
 	r.rethrow = runtime.Goexit
 	if p != nil {
-		e, ok := p.(*panics.Error) // the panic of a second call of a hedge within fn
+		e, ok := p.(*panics.Error) // fn itself uses a Hedger, whose second call panicked
 		if !ok {
 			stack := debug.Stack()
 			e = panics.New(fmt.Sprintf("hedge: second call panicked: %v\n\n%s", p, stack), p, stack)
@@ -327,7 +334,7 @@ type latencies struct {
 
 const (
 	mostLatencies  = 1000
-	leastLatencies = 20 // a quantile of fewer latencies is too inaccurate
+	leastLatencies = 20 // with fewer latencies, a quantile would be too inaccurate
 )
 
 func (l *latencies) observe(d time.Duration) {
