@@ -1,5 +1,5 @@
-// Package bulkhead limits how many calls to a dependency run at the same time. A dependency that hangs then cannot use
-// up the goroutines, connections and memory that other work needs.
+// Package bulkhead limits how many calls to a dependency run at the same time. If the dependency hangs, it then
+// cannot use up the goroutines, connections and memory that other work needs.
 //
 //	slots := bulkhead.New(bulkhead.Config{
 //		Name:    "users",
@@ -12,29 +12,32 @@
 //		// The call was not made.
 //	}
 //
-// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier. A call
-// then holds no slot during the pause before a retry. A call holds its slot until its function returns. Within a
-// resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
+// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier, so
+// that a call holds no slot during the pause before a retry. A call holds its slot until its function returns. Within
+// a resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
 //
 // # Overload
 //
-// The bulkhead does not let a call wait for a slot that would come too late. If a call has to wait, and its ctx has
-// less time left than calls typically take, the bulkhead refuses the call with [DeadlineTooClose]. The typical time is
-// the median of the last 31 measured times for which a call held its slots. The bulkhead measures each call that had to
-// wait, and some of the other calls. Calls that were cut short by their callers do not count. Until 8 times have been
-// measured, no call is refused with DeadlineTooClose. A call that does not have to wait is never refused.
+// The bulkhead does not let a call wait if the call would get its slot too late to finish. If a call has to wait, and
+// its ctx has less time left than a call typically takes, the bulkhead refuses the call with [DeadlineTooClose]. The
+// typical time is the median of the last 31 measurements of how long a call held its slots. The bulkhead measures
+// each call that had to wait, and some of the other calls. It ignores calls that were cut short by their callers.
+// Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to wait is never
+// refused.
 //
-// Usually, the oldest waiting call is served first. If callers cancel many of the calls that have to wait, the oldest
-// call has the least time left, and the newest call is served first. Each level has a count:
+// Usually, the oldest waiting call is served first. This changes if callers cancel many of the calls that have to
+// wait: the oldest call then has the least time left, so the newest call is served first. For each priority level,
+// the bulkhead counts the cancellations:
+//
 //   - When a caller cancels a call that had to wait, the count increases by 8, up to 64.
 //   - When a waiting call gets its slots, the count decreases by 1, down to 0.
 //   - When a call starts to wait while no other call waits at its level, the count becomes 0.
 //
-// While the count is 48 or more, the newest waiting call is served first.
+// While the count of a level is 48 or more, the newest waiting call of the level is served first.
 //
-// If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive. That
-// package finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency. The
-// bulkhead cannot choose the order of calls in the dependency.
+// If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive.
+// That package finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency,
+// where the bulkhead cannot choose their order.
 //
 // Sources: Bulkhead, Priority Queue (Cloud Design Patterns).
 package bulkhead
@@ -53,18 +56,19 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// Unlimited means that there is no limit. Only fields whose documentation names Unlimited accept this value.
+// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
+// Unlimited.
 const Unlimited = -1
 
 // A Bulkhead limits the number of calls that run at the same time. It is safe for concurrent use.
 type Bulkhead struct {
-	setting   settings.Setting[Config] // the lock of setting is taken before mu
+	setting   settings.Setting[Config] // if both locks are needed, setting's lock is acquired before mu
 	observers notify.Observers[Event]
 
 	mu      sync.Mutex
 	limit   int
-	running int // slots taken
-	untimed int // number of calls that find free slots before the next such call is timed
+	running int // number of slots taken
+	untimed int // number of calls that do not have to wait before the next such call is measured
 	queue   queue
 	service service
 	stats   Stats // only the counters are set
@@ -82,8 +86,8 @@ func New(cfg Config) *Bulkhead {
 	return b
 }
 
-// Do acquires the slots for a call, runs fn, and returns fn's error. If no slots are free in time, Do returns a
-// [*FullError]. If ctx is already done, Do returns the error and the cause of ctx.
+// Do acquires the slots for a call, calls fn, and returns fn's error. If the call does not get its slots in time, Do
+// returns a [*FullError]. If ctx is already done, Do returns an error that matches the error and the cause of ctx.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -96,7 +100,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return fn(ctx)
 }
 
-// doTimed runs fn for a call that is timed, or whose work may continue after fn has returned.
+// doTimed calls fn for a call that is measured, or whose work may continue after fn has returned.
 func (b *Bulkhead) doTimed(ctx context.Context, held slots, fn func(context.Context) error) (err error) {
 	if linger.Under(ctx) {
 		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.end(ctx, held, err, endingOfWork) }, nil)
@@ -110,9 +114,9 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is like [Bulkhead.Do], but for work that is not a single function. When the work ends, call done with the error
-// of the work. The first call of done releases the slots. done may be called from any goroutine. If Begin returns an
-// error, done is nil.
+// Begin acquires the slots for work that is not a single function. When the work ends, call done with the error of
+// the work. The first call of done releases the slots. Further calls of done have no effect. done may be called from
+// any goroutine. If Begin returns an error, done is nil.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -130,15 +134,15 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// slots are the slots that a call needs or holds. With more than four fields, the compiler would not keep slots in
-// registers.
+// A slots value describes the slots that a call needs or holds. With more than four fields, the compiler would not
+// keep the value in registers.
 type slots struct {
 	cost   int
 	share  *share
-	timing *timing // nil if the call is not timed
+	timing *timing // nil if the call is not measured
 }
 
-// A timing is set for a call that is timed: the bulkhead measures how long the call holds its slots.
+// A timing exists for a call that is measured: the bulkhead measures how long the call holds its slots.
 type timing struct {
 	start  time.Duration // when the call got its slots
 	waited bool          // the call had to wait for its slots
@@ -178,7 +182,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 }
 
 // wait is called for a call that has not found enough free slots. If the call may wait, wait adds the call to the
-// queue. wait returns when the call has its slots or is refused. b.mu is held, and wait unlocks b.mu.
+// queue. wait returns when the call has its slots or is refused. The caller holds b.mu, and wait unlocks it.
 func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	w.since, w.expires, w.deadline = now(), never, never
 	if cfg.MaxWait > 0 {
@@ -200,8 +204,8 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 	return b.settle(ctx, cfg, w)
 }
 
-// rejection returns the reason why w may not wait, or "" if w may wait. If w may displace another call in a full queue,
-// rejection refuses the other call.
+// rejection returns the reason why w may not wait, or "" if w may wait. If the queue is full, w may displace another
+// call. rejection then refuses the other call.
 func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 	switch {
 	case w.cost > b.limit:
@@ -221,7 +225,7 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 	return ""
 }
 
-// settle notifies observers that w has its slots or is refused. settle returns the slots or the refusal.
+// settle notifies the observers that w has its slots or is refused. It returns the slots or the refusal.
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	if w.refusal != nil {
 		w.refusal.err = ended.Error(ctx)
@@ -241,8 +245,8 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 	return w.slots, nil
 }
 
-// await returns when w has its slots or is refused. await rechecks w at the time end, and when w's ctx is done. If w
-// may wait longer, recheck returns a later end.
+// await returns when w has its slots or is refused. It rechecks w at the time end, and when w's ctx is done. If w may
+// wait longer, recheck returns the time of the next recheck.
 func (b *Bulkhead) await(w *waiter, end time.Duration) {
 	for at, over := w.since, false; !over; {
 		var timer <-chan time.Time
@@ -277,17 +281,18 @@ func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Dur
 	return true, 0
 }
 
-// end releases the slots of a call that ended with err. If the call is timed, end reads the ending of the call.
+// end releases the slots of a call that ended with err. If the call is measured, end uses read to determine how the
+// call ended.
 func (b *Bulkhead) end(ctx context.Context, held slots, err error, read func(context.Context, error) ending) {
-	e := ending{cut: true} // e remains so if a method of err panics
+	e := ending{cut: true} // the value of e if a method of err panics
 	defer func() { b.release(held, e) }()
 	if held.timing != nil {
 		e = read(ctx, err)
 	}
 }
 
-// release releases the slots of a call. If the call is timed and was not cut short, release records the time for which
-// the call held the slots. If the call had to wait and its ctx is done, the cancellation is recorded.
+// release releases the slots of a call. If the call was measured and was not cut short, release records how long the
+// call held the slots. If the call had to wait and its ctx is done, release records the cancellation.
 func (b *Bulkhead) release(held slots, e ending) {
 	if held.cost == 0 {
 		return
@@ -295,7 +300,7 @@ func (b *Bulkhead) release(held slots, e ending) {
 	b.mu.Lock()
 	b.running -= held.cost
 	b.queue.count(held.share, -held.cost, 0)
-	if held.timing != nil || b.queue.waiting > 0 { // most calls need no clock
+	if held.timing != nil || b.queue.waiting > 0 { // most calls need no reading of the clock
 		at := now()
 		if t := held.timing; t != nil && !e.cut {
 			b.service.add(at - t.start)
@@ -308,14 +313,15 @@ func (b *Bulkhead) release(held slots, e ending) {
 	b.mu.Unlock()
 }
 
-// take gives a call its slots. b.mu is held.
+// take gives a call its slots. The caller holds b.mu.
 func (b *Bulkhead) take(needed slots) {
 	b.running += needed.cost
 	b.queue.count(needed.share, needed.cost, 0)
 	b.stats.Admitted++
 }
 
-// admitWaiters gives free slots to waiting calls. It stops when too few slots are free for the next call. b.mu is held.
+// admitWaiters gives free slots to waiting calls. It stops when too few slots are free for the next call. The caller
+// holds b.mu.
 func (b *Bulkhead) admitWaiters(at time.Duration) {
 	for b.queue.waiting > 0 && b.running < b.limit {
 		w := b.queue.next()
@@ -336,7 +342,7 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 	}
 }
 
-// turnAway refuses a call that is in the queue. b.mu is held.
+// turnAway refuses a call that is in the queue. The caller holds b.mu.
 func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	b.queue.remove(w, false)
 	if reason == ContextEnded {
@@ -346,7 +352,7 @@ func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	close(w.ready)
 }
 
-// refuse records that a call is refused, and the reason. b.mu is held.
+// refuse records that a call is refused, and the reason. The caller holds b.mu.
 func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	b.stats.Refusals[reason]++
 	b.stats.Refused++
@@ -365,8 +371,8 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
 // If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
-// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. change must
-// not use b.
+// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. change
+// must not call methods of b, because Update holds a lock.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)
 }
@@ -387,7 +393,7 @@ func (b *Bulkhead) applyConfig(cfg *Config) {
 	b.admitWaiters(at)
 }
 
-// now returns the time since the program started. now reads one clock. time.Now would read two clocks.
+// now returns the time since the program started. It reads one clock, while time.Now would read two clocks.
 func now() time.Duration { return time.Since(started) }
 
 var started = time.Now()

@@ -10,10 +10,10 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config configures a [Bulkhead]. The bulkhead calls the functions in Config for every call, before the call waits. The
-// functions must be fast.
+// Config configures a [Bulkhead]. The bulkhead calls the functions in Config for every call before it admits the
+// call. The functions must be fast.
 type Config struct {
-	// Name is the bulkhead's name in errors, events and metrics. It cannot change.
+	// Name identifies the bulkhead in errors, events and metrics. Update cannot change it.
 	Name string
 
 	// Limit is the number of slots, from 1 to 1<<30 - 1. Required.
@@ -23,29 +23,31 @@ type Config struct {
 	// that a call waits until its ctx is done.
 	MaxWait time.Duration
 
-	// Queue is the maximum number of waiting calls. It is at most 1<<31 - 1. Zero means 1000, or no queue if MaxWait is
-	// 0: then Queue must be 0. When the queue is full, a new call may displace a less important call. The displaced
-	// call is the newest call of the least important level.
+	// Queue is the maximum number of waiting calls. The maximum of Queue is 1<<31 - 1. Zero means 1000. If MaxWait is 0,
+	// no call waits, and Queue must be 0. When the queue is full, a new call may displace a less important call. The
+	// displaced call is the newest call of the least important level.
 	Queue int
 
-	// Levels is the number of priority levels. It is at most 1000. Zero means 1. Levels cannot change.
+	// Levels is the number of priority levels. The maximum is 1000. Zero means 1. Update cannot change Levels.
 	Levels int
 
-	// Priority returns the level of a call. The most important level is 0, and the least important level is Levels-1.
-	// Values outside this range are clamped. No call gets a slot while a more important call waits. If Priority is set,
-	// Levels must be 2 or more.
+	// Priority returns the level of a call. The most important level is 0, and the least important level is Levels-1. A
+	// result below 0 counts as 0, and a result above Levels-1 counts as Levels-1. No call gets a slot while a more
+	// important call waits. If Priority is set, Levels must be 2 or more.
 	Priority func(context.Context) int
 
 	// Cost returns how many slots a call takes. Nil means that each call takes 1 slot. A call with a cost of 0 or less
-	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. If too few slots are free
-	// for the call that is served next, the free slots are reserved for this call.
+	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. The waiting call that is
+	// next in turn may need more slots than are free. Free slots are then reserved for this call.
 	Cost func(context.Context) int
 
-	// Share returns the name of a call's share, such as the caller's tenant. Calls without a tenant may use "". At each
-	// level, the share that holds the fewest slots is served next. Shares that hold equally many slots take turns. In
-	// the queue, each share has a line at each level. When the queue is full, a new call may displace a call of the
-	// same level. The displaced call is the newest call of the longest line. The new call's line must be shorter than
-	// the longest line even after the new call has joined. If Share is set, MaxWait must not be 0.
+	// Share returns the name of a call's share, such as the tenant of the caller. Shares divide the slots fairly. Calls
+	// without a tenant may use "". At each level, the share that holds the fewest slots is served next. Shares that hold
+	// equally many slots take turns. If Share is set, MaxWait must not be 0.
+	//
+	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
+	// newest call of the longest line at its level. It does so only if the longest line is longer than the new call's
+	// line would be with the new call.
 	Share func(context.Context) string
 }
 

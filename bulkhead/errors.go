@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ErrFull is the error that every [*FullError] matches.
+// ErrFull matches every [*FullError]: errors.Is(err, ErrFull) returns true.
 var ErrFull = errors.New("bulkhead: full")
 
 // A Reason is the reason why a call was refused.
@@ -17,7 +17,7 @@ type Reason string
 const (
 	NoSlot           Reason = "no_slot"            // too few slots were free, and MaxWait is 0
 	QueueFull        Reason = "queue_full"         // the queue was full
-	Displaced        Reason = "displaced"          // another call took the place of the call in a full queue
+	Displaced        Reason = "displaced"          // a new call displaced the call in a full queue
 	WaitTooLong      Reason = "wait_too_long"      // the call waited for MaxWait
 	DeadlineTooClose Reason = "deadline_too_close" // ctx had less time left than calls typically take
 	ContextEnded     Reason = "context_ended"      // ctx was done while the call waited
@@ -37,7 +37,7 @@ type FullError struct {
 	Cost     int           // the call's cost in slots
 	Share    string        // the call's share, at most 100 bytes
 	Limit    int           // the bulkhead's limit when the call was refused
-	InFlight int           // number of slots taken; above Limit if Limit was lowered
+	InFlight int           // number of slots taken; may be above Limit after Limit was lowered
 	Queued   int           // number of waiting calls
 	Waited   time.Duration // the time that the call waited
 

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// A queue holds the waiting calls. It has a line for each share at each level. The calls in a line are ordered by age.
-// A queue reads no clock and takes no lock.
+// A queue holds the waiting calls. It has a line for each share at each level. The calls in a line are ordered by
+// age. A queue does not read a clock or acquire a lock.
 type queue struct {
 	lines    []*line           // in order of their turns; a line that was served moves to the end
 	waiting  int               // number of calls in all lines
 	shares   map[string]*share // named shares that hold slots or have waiting calls, by name
-	common   share             // the share of calls without a share name; if Config.Share is nil, of all calls
-	pressure []pressure        // by level
+	common   share             // the share of calls without a share name; the share of all calls if Config.Share is nil
+	pressure []pressure        // the pressure of each level
 }
 
 // A share counts the slots and waiting calls of one share name, at all levels.
@@ -53,8 +53,8 @@ func (w *waiter) hopeless(at time.Duration, s *service) bool {
 	return w.deadline != never && tooClose(w.deadline-at, s.typical())
 }
 
-// end returns the time at which the call is refused if the call still waits then. If the call is not refused at any
-// time, end returns never. The result is valid only until s changes.
+// end returns the time at which the call must be refused if it still waits then, or never if there is no such time.
+// The result is valid only until s changes.
 func (w *waiter) end(s *service) time.Duration {
 	if w.deadline == never || s.typical() == 0 {
 		return w.expires
@@ -65,7 +65,7 @@ func (w *waiter) end(s *service) time.Duration {
 // overdue returns the reason why the call must be refused now. If the call may still wait, overdue returns "".
 func (w *waiter) overdue(at time.Duration, s *service) Reason {
 	select {
-	case <-w.ended: // the goroutine of the call may not have noticed yet that ctx is done
+	case <-w.ended: // ctx may be done although the call's goroutine has not noticed it yet
 		return ContextEnded
 	default:
 	}
@@ -89,7 +89,8 @@ func (q *queue) shareFor(name string) *share {
 	return &share{name: name}
 }
 
-// count adds slots and waiting calls to a share. It is short enough to be inlined.
+// count adds held slots and waiting calls to a share. The arguments may be negative. count is short enough to be
+// inlined.
 func (q *queue) count(s *share, held, waiting int) {
 	s.held += held
 	s.waiting += waiting
@@ -99,7 +100,7 @@ func (q *queue) count(s *share, held, waiting int) {
 	}
 }
 
-// keep adds a named share to the map. A share without slots and waiting calls is removed from the map, because the
+// keep stores a named share in the map. It removes a share without slots and waiting calls from the map, because the
 // number of names has no limit.
 func (q *queue) keep(s *share) {
 	if s.held == 0 && s.waiting == 0 {
@@ -143,9 +144,9 @@ func (q *queue) add(w *waiter) {
 	q.count(l.share, 0, 1)
 }
 
-// next returns the call that is served next. It is called only if a slot is free and a call waits. next returns the
-// same call until this call is removed or a more important call waits. The call stays the same even if another share
-// holds fewer slots by then, or if the order changes. Otherwise a costly call might never get its slots.
+// next returns the call that is served next. It is called only if a slot is free and a call waits. It returns the
+// same call until this call is removed or a more important call waits. It does so even if another share holds fewer
+// slots by then, or if the order changes. Otherwise a costly call might never get its slots.
 func (q *queue) next() *waiter {
 	l := q.nextLine()
 	if l.reserving == nil {
@@ -157,10 +158,10 @@ func (q *queue) next() *waiter {
 	return l.reserving
 }
 
-// nextLine returns the line that is served next. At the most important level with waiting calls, this is the line whose
-// share holds the fewest slots. Shares that hold equally many slots take turns. If the order is newestFirst, the newest
-// line that has not been served yet has the first turn. If each of many shares has a single call, this is the newest
-// call.
+// nextLine returns the line that is served next. At the most important level with waiting calls, this is the line
+// whose share holds the fewest slots. Shares that hold equally many slots take turns. If the order is newestFirst,
+// the first turn has the newest line that has not been served yet. If there are many shares with a single call each,
+// that line contains the newest call.
 func (q *queue) nextLine() *line {
 	if len(q.lines) == 1 {
 		return q.lines[0]
@@ -185,9 +186,9 @@ func (q *queue) nextLine() *line {
 	return first
 }
 
-// victim returns the call that newcomer displaces in a full queue, or nil. The displaced call is the newest call in the
-// longest line of the least important level. If this level is newcomer's level, the longest line must be longer than
-// newcomer's line would become. Otherwise the two calls would only change places.
+// victim returns the call that newcomer displaces in a full queue, or nil. The displaced call is the newest call in
+// the longest line of the least important level. If this is also newcomer's level, the longest line must be longer
+// than newcomer's line would become. Otherwise the displacement would not make the lines more equal.
 func (q *queue) victim(newcomer *waiter) *waiter {
 	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))

@@ -18,7 +18,7 @@ type Stats struct {
 	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
 	Refused  int64            // refused calls; a call whose ctx was done before Do or Begin is not counted
 	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // each reason has an entry
-	Waited   int64            `counter:"waits"`                           // admitted calls that had to wait
+	Waited   int64            `counter:"waits"`                           // number of admitted calls that had to wait
 	WaitTime time.Duration    `counter:"wait.time_seconds"`               // total time that admitted calls waited
 
 	Limit       int           `gauge:"limit"`
@@ -83,8 +83,8 @@ const (
 	EventRefused EventKind = "refused" // a call was refused
 )
 
-// Observe calls f with each event until stop is called. f is called on the goroutine of the call, with the call's ctx,
-// and before the call's function runs. If f panics, the call panics.
+// Observe calls f with each event until stop is called. f runs on the goroutine of the call, with the call's ctx,
+// before the call's function is called. If f panics, Do or Begin panics.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
@@ -92,7 +92,7 @@ func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration of b, with defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Describe implements [policy.Describer]. The description's Health is a warning while no slot is free.
+// Describe implements [policy.Describer]. The Health of a Bulkhead is a warning while no slot is free.
 func (b *Bulkhead) Describe() policy.Description {
 	name := b.setting.Load().Name
 	return policy.Description{
