@@ -24,91 +24,97 @@ import (
 
 // A Client specifies how the calls on a connection pass through policies. Every field is optional.
 //
-// One call of the policies is one attempt: a unary call, or the opening of a stream. The policies run on the
-// caller's goroutine. They see a failed attempt as a [*StatusError]. The caller gets the error of the last
-// attempt as gRPC returned it, unless a policy wrapped the error.
+// An attempt is one unary call that is sent to the server, or one opening of a stream. The policies run
+// around the attempts, on the caller's goroutine. They see the error of a failed attempt as a [*StatusError].
+// The caller receives the last attempt's error unchanged from gRPC, unless a policy wrapped it.
 //
 // # Streams
 //
-// The policies guard the opening of a stream. During the opening, a bulkhead of the Middleware holds a slot, and
-// a timeout of the Middleware (resilience.Timeout, the AttemptTimeout of a retrier) runs. Both end when the
-// stream is open. To limit open streams, use StreamSlots and Idle. The server receives only the caller's
-// deadline.
+// The policies guard only the opening of a stream. Bulkheads in the Middleware hold a slot until the stream
+// is open. Timeouts in the Middleware, such as resilience.Timeout and a retrier's AttemptTimeout, also stop
+// when the stream is open. To limit open streams, use StreamSlots and Idle. The deadline that gRPC sends to
+// the server is the caller's, not a timeout of the Middleware.
 //
 // A failed opening is retried like a unary call. An open stream is not repeated. gRPC opens a stream without
-// waiting for the server. If a handler returns UNAVAILABLE immediately, RecvMsg returns the status, and no
-// retrier sees it.
+// waiting for the server's reply. Even if the server's handler returns UNAVAILABLE immediately, the stream is
+// already open: RecvMsg returns the status, and retriers do not see it.
 //
-// A breaker counts the call of a stream as a success when the first message or the header arrives. If the stream
-// ends before that, its end is the result of the call. If the stream breaks later, a failure replaces the success.
-// An adaptive bulkhead and other middleware that observes the end of work (see [resilience.Work]) also get the
-// result of the stream:
+// A breaker counts a stream as a success when the first message or the header arrives. If the stream ends
+// before that, the breaker counts the result with which it ends. If the stream fails later, the breaker
+// replaces the success by a failure. An adaptive bulkhead, and other middleware that observes the end of work
+// (see [resilience.Work]), also receive the stream's result:
 //
 //   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
 //     ended normally.
-//   - If the server announces that it closes the connection (GOAWAY with NO_ERROR), and the connection is closed
-//     before the stream ends, the stream also ended normally. A server does this at its MaxConnectionAge, and
-//     when it shuts down.
+//   - If the server announces that it will close the connection (GOAWAY with NO_ERROR), and then closes the
+//     connection before the stream ends, the stream also ended normally. A server does this when a connection
+//     reaches MaxConnectionAge, and when the server shuts down.
 //   - If the caller cancels, or if the program closes the connection or sends a message that cannot be encoded, the
 //     error matches [context.Canceled], and a breaker ignores the result.
-//   - If the caller's deadline passes, the stream failed if the caller was in RecvMsg, SendMsg or Header. Otherwise a
-//     breaker ignores the result.
-//   - If the server is silent for Idle, or ends the stream with any other status, the stream failed.
+//   - If the caller's deadline passes while the caller waits in RecvMsg, SendMsg or Header, the stream
+//     failed. If the caller's deadline passes at another time, a breaker ignores the result.
+//   - If the caller waits for the server for longer than Idle, or if the server ends the stream with any
+//     other status, the stream failed.
 //
-// The caller must let each stream end: RecvMsg returns an error or io.EOF, the stream's ctx ends, or the
-// connection is closed.
+// The caller must make sure that each stream ends. A stream ends when RecvMsg returns an error or io.EOF,
+// when the stream's ctx is done, or when the connection is closed.
 //
 // # What gRPC does not report
 //
-// A call may have to wait for a stream, because the connection has as many streams as the server allows
-// (MaxConcurrentStreams). If the call ends during that wait, the policies ignore its result. gRPC does not
-// report how long a call has waited. If the call gets a stream in time, a timeout of the Middleware includes the
-// wait, and may count as a failure of the server.
+// Each call needs an HTTP/2 stream. If a connection already has as many streams as the server allows
+// (MaxConcurrentStreams), the call waits. If the call ends during that wait, the policies ignore its result.
+// If the wait ends in time, a timeout of the Middleware still includes the wait, because gRPC does not report
+// its duration. Such a timeout may count as a failure of the server.
 //
-// The policies also ignore a call that cannot be sent because this process has no file descriptor or local port left.
-// gRPC reports this only as the text of an error.
+// The policies also ignore the result of a call that cannot be sent because this process has no file
+// descriptor or local port left. gRPC reports this only in the text of an error.
 //
-// gRPC continues to use a connection whose server is silent. Set [grpc.WithKeepaliveParams] to replace such a
-// connection.
+// gRPC continues to use a connection even if the server no longer sends anything on it. Set
+// [grpc.WithKeepaliveParams] to replace such a connection.
 //
 // A Client may be used for several connections, which then share its policies.
 type Client struct {
-	// Middleware runs each attempt; usually it is a [resilience.Chain]. It is applied once for each call of
-	// DialOptions. It may call the function that it wraps more than once, but only one call after another, and
-	// not after it has returned. Nil means that calls pass unchanged.
+	// Middleware holds the policies, usually a [resilience.Chain]. DialOptions applies it once, to a function
+	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
+	// after Middleware itself has returned. Nil means no policies.
 	//
-	// If middleware itself makes a call before the opening of a stream, to get a token for example, it must use
-	// a different ctx for that call. Otherwise the policies of that call observe the stream's end.
+	// Middleware may itself make a call before a stream is opened, to get a token for example. It must use a
+	// different ctx for that call. Otherwise the policies of that call would observe the stream's end as the
+	// end of that call.
 	Middleware resilience.Middleware
 
-	// Replayable reports whether sending a call of the method more than once has the effect of sending it once.
-	// The method is a full one: "/users.v1.Users/Get". Nil means [Idempotent], which a function may also call.
+	// Replayable reports whether the calls of a method may be sent more than once, because repeating a call
+	// has no further effect. method is the full name, such as "/users.v1.Users/Get". Nil means [Idempotent],
+	// which your own function may also call.
 	Replayable func(ctx context.Context, method string) bool
 
-	// StreamSlots limits how many streams are open at the same time. A stream takes a slot before its opening
-	// and the Middleware, and releases it when it ends. No timeout of the Middleware limits the wait for the
-	// slot; the MaxWait of StreamSlots does. Nil means no limit.
+	// StreamSlots limits how many streams are open at the same time. A stream takes a slot before the
+	// Middleware opens it, and releases the slot when the stream ends. The wait for the slot is limited by
+	// the MaxWait of StreamSlots, and not by a timeout of the Middleware. Nil means no limit.
 	StreamSlots *bulkhead.Bulkhead
 
-	// Idle is the longest time for which RecvMsg, SendMsg or Header of an open stream may wait for the server. A
-	// caller that pauses between these calls costs nothing. If the server is silent for longer, the stream ends
-	// with DEADLINE_EXCEEDED and a [*resilience.TimeoutError], as a failure of the server. A subscription
-	// whose server has nothing to send needs a longer Idle than the longest pause. Zero or less means no limit.
+	// Idle is the maximum time that each RecvMsg, SendMsg or Header of an open stream may wait for the
+	// server. Pauses between these calls do not count. If a wait takes longer, the stream ends with
+	// DEADLINE_EXCEEDED and a [*resilience.TimeoutError], and counts as a failure of the server. For a
+	// subscription, Idle must be longer than the longest time in which the server has nothing to send. Zero
+	// or less means no limit.
 	Idle time.Duration
 
-	// Exempt reports whether calls of a full method pass without policies, slots and Idle. Nil means the methods
-	// of the services grpc.health.v1.Health and grpc.reflection.*.ServerReflection: a health check must reach
-	// the server even if a breaker is open.
+	// Exempt reports whether the calls of a method bypass Middleware, StreamSlots and Idle. method is the
+	// full name, such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health
+	// and grpc.reflection.*.ServerReflection, because a health check must reach the server even if a breaker
+	// is open.
 	Exempt func(method string) bool
 }
 
-// DialOptions returns options for [grpc.NewClient]. The options add interceptors. Interceptors run in the order in
-// which the options add them: an interceptor before these is called once for each call, and an interceptor
-// after these is called once for each attempt. A Client without Middleware, StreamSlots and Idle has no options.
+// DialOptions returns options for [grpc.NewClient] that add the interceptors of c. Interceptors run in the
+// order in which options add them. An interceptor that was added before these runs once for each call. An
+// interceptor that was added after these runs once for each attempt. If c has no Middleware, StreamSlots and
+// Idle, DialOptions returns no options.
 //
-// The options disable the retries of a service config ([grpc.WithDisableRetry]), whether the config comes
-// from the resolver or from the program. gRPC still repeats a call once if the server has certainly not processed
-// it (a transparent retry). The policies do not see that.
+// The options disable all retries that a service config specifies (see [grpc.WithDisableRetry]). gRPC still
+// repeats a call once if the server has certainly not processed it. The policies do not see this transparent
+// retry.
 func (c Client) DialOptions() []grpc.DialOption {
 	if c.Middleware == nil && c.StreamSlots == nil && c.Idle <= 0 {
 		return nil
@@ -130,11 +136,11 @@ func (c Client) DialOptions() []grpc.DialOption {
 	}
 }
 
-// A client is a Client with its defaults.
+// A client is a Client with its defaults filled in.
 type client struct {
 	Client
 	policies   resilience.Func
-	idlePassed *resilience.TimeoutError // the cause that ends a silent stream; nil if there is no Idle
+	idlePassed *resilience.TimeoutError // the cause that ends a stream after Idle; nil if there is no Idle
 }
 
 func isHealthOrReflection(method string) bool {
@@ -159,7 +165,7 @@ func (cl *client) unary(
 		return invoker(ctx, method, req, reply, cc, sent.options(opts, finish)...)
 	}}
 	ctx, work := resilience.BeginWork(ctx)
-	work.End(nil) // the call ends with its function, even if the work of the caller's ctx continues
+	work.End(nil) // a unary call ends when it returns, even if it is part of work that continues
 	return c.run(ctx)
 }
 
@@ -170,15 +176,15 @@ type call struct {
 	method string                                 // "/users.v1.Users/Get"
 	send   func(context.Context, *evidence) error // makes one attempt
 
-	succeeded bool            // an attempt has succeeded, and no other may follow
-	final     error           // the error of every further attempt; nil if another attempt may be sent
+	succeeded bool            // an attempt has succeeded; no further attempt is sent
+	final     error           // the error of all further attempts, none of which is sent; nil if the call may be repeated
 	last      *StatusError    // the error of the latest failed attempt
-	wrong     *wrongCallError // the error of an attempt that was wrong in itself; usually nil
+	wrong     *wrongCallError // the error of an attempt that the caller's own mistake made fail; usually nil
 }
 
 type callKey struct{}
 
-// run runs the policies under ctx and returns the error that the caller gets.
+// run runs the policies under ctx and returns the error for the caller.
 func (c *call) run(ctx context.Context) error {
 	err := c.client.policies(context.WithValue(ctx, callKey{}, c))
 	if c.wrong != nil {
@@ -205,14 +211,14 @@ func (c *call) run(ctx context.Context) error {
 	return withStatus(c.ctx, err, false)
 }
 
-// attempt is the function that the policies wrap. It makes an attempt of the call that ctx belongs to.
+// attempt is the function that the policies wrap. It makes one attempt of the call in ctx.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	switch {
 	case !ok:
 		return errNoCall
 	case c.succeeded:
-		return nil // an error would make a policy that retries every error continue
+		return nil // an error would make a policy that retries every error send the call again
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -232,7 +238,7 @@ func attempt(ctx context.Context) error {
 		c.succeeded = true
 		return nil
 	case resilience.Refused(err):
-		return err // an inner policy has not made the call
+		return err // a policy in an inner interceptor did not make the call
 	}
 	e := newStatusError(ctx, c.method, err, &sent)
 	c.last = e
@@ -255,8 +261,8 @@ func attempt(ctx context.Context) error {
 	return err
 }
 
-// isDone reports whether ctx has ended. If the deadline of ctx has passed, ctx has ended: gRPC often returns
-// before ctx is canceled.
+// isDone reports whether ctx is done. A ctx whose deadline has passed counts as done even if it is not
+// canceled yet, because gRPC often returns before ctx is canceled.
 func isDone(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
@@ -265,11 +271,11 @@ func isDone(ctx context.Context) bool {
 	return ok && !time.Now().Before(deadline)
 }
 
-// evidence is what gRPC reports about an attempt through call options.
+// evidence is the information about an attempt that gRPC reports through call options.
 type evidence struct {
 	trailer  metadata.MD
 	peer     peer.Peer
-	finished atomic.Bool // gRPC no longer writes to the other fields
+	finished atomic.Bool // gRPC has finished the call and no longer writes to the other fields
 }
 
 // options returns opts with the options that collect the evidence. gRPC calls finish with the result of the
@@ -278,13 +284,14 @@ func (e *evidence) options(opts []grpc.CallOption, finish func(error)) []grpc.Ca
 	return slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&e.trailer), grpc.Peer(&e.peer), grpc.OnFinish(finish)})
 }
 
-// neverSent reports whether the call was certainly never sent: gRPC has finished the call, and knows no connection
-// that the call was sent on. If an inner interceptor does not pass the options to gRPC, neverSent returns false.
+// neverSent reports whether the call was certainly never sent. This is the case if gRPC has finished the call
+// without reporting the connection that it was sent on. If an inner interceptor does not pass the options to
+// gRPC, neverSent returns false.
 func (e *evidence) neverSent() bool { return e.finished.Load() && e.peer.Addr == nil }
 
-// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. It returns "" if
-// ctx belongs to no call. ctx may be that of a policy, an observer or a handler. The method is a key for
-// groups, such as a group with a breaker for each method of a service.
+// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. It
+// returns "" if ctx belongs to no call. MethodOf works in policies, observers and handlers. Its result can be
+// the key of a [resilience.Group], for example of a group with a breaker for each method.
 func MethodOf(ctx context.Context) string {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c.method

@@ -31,23 +31,26 @@
 //	}
 //	conn, err := grpc.NewClient(addr, append(client.DialOptions(), creds)...)
 //
-// These settings are a good start. While the server is down, the process sends about one call a second. When the
-// server is up again, calls pass after about a second. A breaker that opens for longer loses more calls than most
-// faults do. docs/BENCHMARKS.md has the share of calls that these settings answer under common faults.
+// These settings are a good start. While the server is down, the breaker is open and the process sends about
+// one call per second. After the server has recovered, calls succeed again within about a second. With a
+// longer OpenFor, the open breaker would usually refuse more calls than the fault itself fails.
+// docs/BENCHMARKS.md shows the share of calls that succeed with these settings under common faults.
 //
-// A [Client] has the following rules:
+// A [Client] follows these rules:
 //
-//   - A call is repeated only if it may be repeated: its idempotency_level in the .proto file is NO_SIDE_EFFECTS or
-//     IDEMPOTENT, or Client.Replayable returns true. Any other call is retried only if it was certainly never sent.
-//   - UNAVAILABLE is worth another attempt. RESOURCE_EXHAUSTED and every other status are worth another attempt only
-//     if the server specifies when to retry: see [StatusError].
-//   - The policies guard a stream until it is open. An open stream is not repeated, and its status is its result.
-//     Client.StreamSlots and Client.Idle limit open streams. [ReportFailure] reports that a stream has failed
-//     although its status does not show it.
-//   - The caller of a stream must receive until RecvMsg returns an error or io.EOF, or must cancel the ctx. gRPC
-//     itself requires this.
-//   - Health checks pass without policies: see Client.Exempt.
-//   - The retries of a service config are disabled. They would multiply with those of a retrier.
+//   - A call is repeated if its method is safe to repeat: the method's idempotency_level in the .proto file
+//     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for it. A call of any other method
+//     is repeated only if it was certainly never sent.
+//   - A call that failed with UNAVAILABLE is retried. After RESOURCE_EXHAUSTED or any other status, a call is
+//     retried only if the server specifies when to retry. See [StatusError].
+//   - The policies guard the opening of a stream. A stream that was opened is not repeated, and the status
+//     that it ends with is its result. Client.StreamSlots and Client.Idle limit open streams. If a stream
+//     fails in a way that its status does not show, [ReportFailure] reports the failure to the policies.
+//   - The caller of a stream must call RecvMsg until it returns an error or io.EOF, or must cancel the ctx.
+//     gRPC itself requires this.
+//   - Health checks bypass the policies: see Client.Exempt.
+//   - Retries that a gRPC service config specifies are disabled. Otherwise each attempt of a retrier would
+//     itself be retried by gRPC.
 //
 // # Servers
 //
@@ -56,16 +59,16 @@
 //		Slots: slots,
 //	}.Options()...)
 //
-// A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is no
-// capacity. If it is known when a retry can succeed, the status has a RetryInfo detail, and the trailer
-// grpc-retry-pushback-ms has the same time. A client cannot choose the priority of its calls, nor the address to which
-// limits apply. Only a trusted proxy can specify that address.
+// A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is
+// no capacity. If the policy knows when a retry can succeed, the status has a RetryInfo detail with that
+// time, and the trailer grpc-retry-pushback-ms repeats it. A client cannot choose the priority of its calls
+// or the client address to which a limit applies. Only a trusted proxy can specify the address.
 //
 // # Errors
 //
-// The error of a policy has a status: [google.golang.org/grpc/status.FromError] returns it. errors.Is also
-// works: errors.Is(err, breaker.ErrOpen), for example.
+// The error that a policy returns has a gRPC status, which [google.golang.org/grpc/status.FromError] returns.
+// The error also still matches the policy's own error, so errors.Is(err, breaker.ErrOpen) works, for example.
 //
-// References: gRFC A6, "gRPC Retry Design", specifies which calls may be retried, and grpc-retry-pushback-ms.
-// RetryInfo is google.rpc.RetryInfo of error_details.proto.
+// References: gRFC A6, "gRPC Retry Design", specifies which calls may be retried, and the trailer
+// grpc-retry-pushback-ms. RetryInfo is the message google.rpc.RetryInfo in error_details.proto.
 package resiliencegrpc

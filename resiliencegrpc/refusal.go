@@ -17,17 +17,18 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A policyError is the error of a policy, with a status.
+// A policyError adds a gRPC status to the error of a policy.
 type policyError struct {
 	err    error
 	code   codes.Code
-	public bool // the status goes to a client, and must not describe the policies
+	public bool // the status is sent to a client and must not describe the policies
 }
 
 func (e *policyError) Error() string { return e.err.Error() }
 func (e *policyError) Unwrap() error { return e.err }
 
-// GRPCStatus returns the status. It has a RetryInfo if the policy specifies when to retry.
+// GRPCStatus returns the status. The status has a RetryInfo detail if a policy refused the call and specifies
+// when to retry.
 func (e *policyError) GRPCStatus() *status.Status {
 	message := e.err.Error()
 	if e.public {
@@ -51,8 +52,9 @@ var publicMessages = map[codes.Code]string{
 	codes.Canceled:          "the call was canceled",
 }
 
-// withStatus returns err with a status, as the result of a call under ctx. If err has a status, or comes neither from a
-// policy nor from ctx, withStatus returns err unchanged. A public status does not show which policy refused the call.
+// withStatus adds a status to err, the error of a call under ctx. It returns err unchanged if err already has
+// a status, or if err comes neither from a policy nor from ctx. If public is set, the status is for a client
+// and does not show which policy refused the call.
 func withStatus(ctx context.Context, err error, public bool) error {
 	refused := resilience.Refused(err)
 	if hasStatus(err) && !(refused && public) {
@@ -82,8 +84,8 @@ func hasStatus(err error) bool {
 	return ok && e.GRPCStatus() != nil
 }
 
-// limited reports whether a call was refused because a limit is used up. It returns false if the limit's state is
-// unknown, or if the limit protects an overloaded server.
+// limited reports whether a limiter refused the call because its limit is used up. It returns false if the
+// limiter refused the call because the state of the limit is unknown, or to protect an overloaded server.
 func limited(err error) bool {
 	e, ok := errors.AsType[*throttle.LimitedError](err)
 	if !ok {
@@ -96,14 +98,14 @@ func limited(err error) bool {
 	return true
 }
 
-// pushback returns the trailer that tells the client when to retry. It returns nil if that is unknown, or if the call
-// was not refused.
+// pushback returns the trailer that specifies when the client may retry. It returns nil if the time is
+// unknown, or if the call was not refused.
 func (e *policyError) pushback() metadata.MD {
 	if e.code != codes.ResourceExhausted && e.code != codes.Unavailable {
 		return nil
 	}
 	after := resilience.RetryAfter(e.err)
-	ms := "-1" // never
+	ms := "-1" // the client must not retry
 	switch {
 	case 0 < after && after <= longest:
 		ms = strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
@@ -113,6 +115,6 @@ func (e *policyError) pushback() metadata.MD {
 	return metadata.Pairs(pushbackKey, ms)
 }
 
-// longest is the longest delay that grpc-retry-pushback-ms can express. A longer delay counts as never. For example,
-// tokens that will never be available have such a delay.
+// longest is the longest delay that grpc-retry-pushback-ms can express. A longer delay, such as that of a
+// call that needs more tokens than a limiter can ever have, means that the client must not retry.
 const longest = math.MaxInt32 * time.Millisecond

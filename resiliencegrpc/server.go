@@ -21,61 +21,65 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Server specifies which calls a [grpc.Server] serves, and how many at the same time. Every field is optional. A call
-// passes Limit, then Slots, then Middleware, and is then served. A stream is one call, which lasts until its
-// handler returns.
+// A Server specifies the policies of a [grpc.Server]: which calls it serves, and how many at the same time.
+// Every field is optional. Each call passes first Limit, then Slots, then Middleware, and finally reaches its
+// handler. A stream is one call, which lasts until its handler returns.
 //
 // A refused call ends with
 //
 //   - RESOURCE_EXHAUSTED if a limit is used up,
-//   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call for
-//     another reason, such as an outage or too many keys,
+//   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call
+//     for another reason, such as an outage of its store or too many keys,
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
-// If the policy specifies when to retry, the status has a RetryInfo detail, and the trailer grpc-retry-pushback-ms
-// has the same time. The trailer is -1 if a retry cannot help. The client gets no other information about the
-// policy. The same applies if a handler returns the refusal of one of its own policies, such as the open breaker of
-// a database.
+// If the policy specifies when to retry, the status has a RetryInfo detail with that time, and the trailer
+// grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer is -1. The client receives no other
+// information about the policy. All of this also applies if a handler returns the error of a policy that
+// refused one of its own calls, such as the open breaker of a database.
 //
-// The Middleware sees the error of a handler as a [*StatusError]. If the client cancels the call, its connection
-// breaks or its deadline passes, the ctx of the policies also ends, and a failure of the handler counts as the end
-// of the caller. A timeout of the Middleware ends the ctx of a stream's handler, but does not interrupt RecvMsg and
-// SendMsg while they wait for the client.
+// The Middleware sees a handler's error as a [*StatusError]. If the client cancels the call, if its
+// connection breaks, or if its deadline passes, the ctx of the policies is also done. The policies then treat
+// an error of the handler as a cancellation by the caller, and not as a failure. A timeout of the Middleware
+// cancels the ctx of a stream's handler, but does not interrupt RecvMsg and SendMsg while they wait for the
+// client.
 //
-// gRPC receives and decodes the request of a unary call before the interceptors run. Limit the size of requests with
-// [grpc.MaxRecvMsgSize], and the streams of a connection with [grpc.MaxConcurrentStreams].
+// gRPC receives and decodes the request of a unary call before the policies run, so they do not limit the
+// memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams on
+// each connection with [grpc.MaxConcurrentStreams].
 type Server struct {
 	// Limit limits the rate of calls for each key. Nil means no limit.
 	Limit resiliencehttp.Admitter
 
-	// Key returns the key of a call for Limit. Derive it from what the server knows about the client, such as
-	// its address or its authenticated account. A client that can choose its key can choose a new key for each
-	// call, and has no limit. A key of more than 200 bytes is replaced by its SHA-256. Nil means [ClientIP]
-	// without trusted proxies.
+	// Key returns the key of a call for Limit. Derive the key from facts about the client that the server has
+	// verified, such as its address or its authenticated account. A client that can choose its own key can
+	// choose a new key for each call, and is then not limited. A key of more than 200 bytes is replaced by
+	// its SHA-256. Nil means [ClientIP] without trusted proxies.
 	Key func(context.Context) string
 
-	// Slots limits how many calls are served at the same time. If Slots has several levels, its Priority derives
-	// the level of a call from the call's ctx. An earlier interceptor can put what the server knows about
-	// the client into this ctx. Nil means no limit.
+	// Slots limits how many calls are served at the same time. If Slots has several priority levels, its
+	// Priority function derives the level of a call from the call's ctx. An earlier interceptor can put
+	// information about the client into this ctx. Nil means no limit.
 	Slots *bulkhead.Bulkhead
 
-	// StreamSlots limits how many streams are served at the same time, instead of Slots. Nil means that streams
-	// are served in Slots.
+	// StreamSlots limits how many streams are served at the same time. If it is set, streams take no slots of
+	// Slots. Nil means that streams take slots of Slots, like unary calls.
 	StreamSlots *bulkhead.Bulkhead
 
-	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several policies. A call is
-	// served once, so a retrier has no use here. Nil means none.
+	// Middleware holds further policies around the handler: a breaker, for example, or a [resilience.Chain]
+	// of several policies. The handler of a call runs only once, so a retrier has no use here. Nil means no
+	// further policies.
 	Middleware resilience.Middleware
 
-	// Exempt reports whether calls of a full method pass without any of this. Nil means the methods of the
-	// services grpc.health.v1.Health and grpc.reflection.*.ServerReflection. If a full server refused health
-	// checks, it would be considered down.
+	// Exempt reports whether the calls of a method bypass all of these policies. method is the full name,
+	// such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
+	// grpc.reflection.*.ServerReflection. If a server without free capacity refused health checks, its load
+	// balancer would consider it down.
 	Exempt func(method string) bool
 }
 
-// Options returns options for [grpc.NewServer]. The options add interceptors, which run in the order in which all
-// options add them. If Key, or a Priority or Share of the slots, reads a value of the call's ctx, an earlier
-// interceptor must set this value.
+// Options returns options for [grpc.NewServer] that add the interceptors of s. Interceptors run in the order
+// in which options add them. If Key, or the Priority or Share function of a bulkhead, reads a value from the
+// call's ctx, an interceptor that was added earlier must set this value.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()
@@ -114,10 +118,10 @@ func (s Server) Options() []grpc.ServerOption {
 	}
 }
 
-// chain returns the policies of a call.
+// chain returns the policies that guard a call: Limit, then slots, then Middleware.
 func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	var all []resilience.Middleware
-	// Limit may be a nil pointer, of a group that the program does not use.
+	// Limit may hold a nil pointer, for example to a group that the program creates only if it is configured.
 	if v := reflect.ValueOf(s.Limit); v.IsValid() && !(v.Kind() == reflect.Pointer && v.IsNil()) {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
@@ -135,10 +139,10 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	return policies(resilience.Chain(all...)(serve))
 }
 
-// policies serve the call that their ctx belongs to.
+// policies run around the handler of the call in their ctx.
 type policies resilience.Func
 
-// serve calls the handler under the policies. It returns the error that the client gets.
+// serve calls the handler under the policies. It returns the error for the client.
 func (p policies) serve(
 	ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD),
 ) error {
@@ -153,19 +157,19 @@ func (p policies) serve(
 	return err
 }
 
-// A service is the serving of a call.
+// A service is the state of a call that is being served.
 type service struct {
 	ctx      context.Context // the ctx of the policies
 	method   string
 	handler  resilience.Func
 	called   bool  // the handler was called
-	returned bool  // the handler has returned, and has not panicked
+	returned bool  // the handler returned without a panic
 	err      error // the handler's error
 }
 
 type serviceKey struct{}
 
-// serve is the function that the policies wrap. It calls the handler of the call that ctx belongs to.
+// serve is the function that the policies wrap. It calls the handler of the call in ctx.
 func serve(ctx context.Context) error {
 	s, ok := ctx.Value(serviceKey{}).(*service)
 	switch {
@@ -188,7 +192,7 @@ func serve(ctx context.Context) error {
 	return newStatusError(ctx, s.method, s.err, nil)
 }
 
-// result returns the error that the client gets after the policies have returned err.
+// result returns the error for the client after the policies have returned err.
 func (s *service) result(err error) error {
 	switch {
 	case s.returned && s.err == nil:
@@ -206,8 +210,8 @@ var (
 	errNotServed = status.Error(codes.Internal, "resiliencegrpc: Middleware did not serve the call")
 )
 
-// shortKey returns the key that a group stores for a key from outside: the SHA-256 of a key of more than 200 bytes.
-// Otherwise clients that send long keys could fill the memory.
+// shortKey returns key, or the SHA-256 of key if it has more than 200 bytes. A group stores its keys, so
+// clients that send long keys could otherwise fill the memory.
 func shortKey(key string) string {
 	if len(key) <= 200 {
 		return key
@@ -215,7 +219,7 @@ func shortKey(key string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
-// A guardedStream is the stream of a handler. Its ctx is that of the policies.
+// A guardedStream is the stream that a handler receives. Its ctx is the ctx of the policies.
 type guardedStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -233,25 +237,27 @@ func (s *guardedStream) awaitEnd(err error) error {
 	return err
 }
 
-// awaitEnd waits for the end of ctx, the ctx of a policy, after the caller's ctx has ended. If a call returned before
-// ctx ends, the policy would count the call's error as a failure of the server.
+// awaitEnd waits until ctx, the ctx of a policy, is done. It is called when the caller's ctx is done, or is
+// about to be. If the call returned before ctx is done, the policy would count the call's error as a failure
+// of the server.
 func awaitEnd(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(time.Second): // the ctx of a policy need not end with the caller's
+	case <-time.After(time.Second): // a policy's ctx may outlive the caller's ctx
 	}
 }
 
 // ClientIP returns a function that returns the address of a call's client, as a key for limits. The key is an IPv4
 // address, or the /64 prefix of an IPv6 address, because a client usually has all addresses of its /64.
 //
-// The address is the address of the connection, unless that is a trusted proxy. In that case the address comes
-// from the metadata x-forwarded-for: it is the rightmost address that is not trusted. The client may have forged the
-// addresses to the left of it. If the metadata is malformed, the address is the proxy's, and all clients that send
-// such metadata share one limit. Trust a proxy only if it adds to the metadata of each call. Without trusted proxies,
-// all clients behind a proxy have the address of the proxy.
+// Usually the client's address is the remote address of the connection. If that is the address of a trusted
+// proxy, ClientIP reads the metadata x-forwarded-for and returns the rightmost address in it that is not
+// trusted. The client may have forged the addresses to the left. If the metadata is malformed, the result is
+// the proxy's address, and all clients that send malformed metadata share one limit. Trust a proxy only if it
+// appends the client's address to the metadata of each call. Without trusted proxies, all clients behind a
+// proxy share the proxy's address.
 //
-// If the connection has no IP address, such as a Unix socket, the key is the connection's address.
+// If the connection has no IP address, like a Unix socket, the key is the connection's address as text.
 func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
 	return func(ctx context.Context) string {
 		p, ok := peer.FromContext(ctx)

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A StatusError is the error that policies see if a call does not end with OK. The call is an attempt of a [Client], or
-// the call of a handler of a [Server].
+// A StatusError is the error that policies see if a call does not end with OK. The call is either an attempt
+// of a [Client] or a handler's call on a [Server].
 //
 // The status determines how policies count the call:
 //
@@ -25,28 +25,29 @@ import (
 //	CANCELED, if the ctx has ended         ignored
 //	RESOURCE_EXHAUSTED and every other     answered: the server works
 //
-// Policies ignore a call that is wrong in itself, such as a call whose metadata cannot be sent or whose message cannot
-// be encoded.
+// Policies ignore a call that fails because of the caller's own mistake. For example, its metadata cannot be
+// sent, or its message cannot be encoded.
 //
-// A RetryInfo detail or the trailer grpc-retry-pushback-ms makes any of these worth another attempt after the given
-// time. If there are both, the longer time counts. A negative pushback means that no attempt is worthwhile. All of
-// this applies only if the call may be repeated.
+// If the status has a RetryInfo detail, or if there is a trailer grpc-retry-pushback-ms, the call is worth
+// another attempt after the given time, whatever its status. If there are both, the longer time counts. A
+// negative trailer means that another attempt cannot help. A call is retried only if it may also be repeated:
+// see [Client].
 //
-// If a message is too large, the call also ends with RESOURCE_EXHAUSTED, on either side, and another attempt would
-// end in the same way. Therefore RESOURCE_EXHAUSTED alone is not worth another attempt.
+// RESOURCE_EXHAUSTED without a time is not worth another attempt, because it may mean that a request or a
+// response is too large. Another attempt would fail in the same way.
 type StatusError struct {
 	Method string     // the full method: "/users.v1.Users/Get"
 	Code   codes.Code // the code of the status
 	Err    error      // the error that gRPC or the handler returned
 
-	may      bool          // the call may be sent again
+	may      bool          // whether the call may be sent again
 	worth    hint          // whether another attempt is worthwhile
-	after    time.Duration // the time that the server asked for; 0 if none
-	local    bool          // the caller or its program caused the error
-	canceled bool          // the code is CANCELED because the ctx of the call has ended
+	after    time.Duration // the time that the server specified for a retry; 0 if none
+	local    bool          // the client program caused the error
+	canceled bool          // the code is CANCELED because the call's ctx is done
 }
 
-// A hint is what a status and a server report about another attempt.
+// A hint is the information from a status and a server about whether another attempt can help.
 type hint uint8
 
 const (
@@ -55,14 +56,16 @@ const (
 	no
 )
 
-// pushbackKey is the trailer by which a server specifies when the call may be retried (gRFC A6).
+// pushbackKey is the trailer in which a server specifies when the call may be retried (gRFC A6).
 const pushbackKey = "grpc-retry-pushback-ms"
 
-// newStatusError returns err, the error of a call under ctx, as policies see it. sent is nil on the server.
+// newStatusError returns the error that policies see if a call under ctx ended with err. sent is nil on the
+// server.
 func newStatusError(ctx context.Context, method string, err error, sent *evidence) *StatusError {
 	st := statusOf(err)
 	e := &StatusError{Method: method, Code: st.Code(), Err: err}
-	// As an answer, a probe that hangs until its caller cancels would close a breaker.
+	// A canceled call must not count as an answer. Otherwise a probe that hangs until its caller cancels
+	// would close the breaker.
 	e.canceled = e.Code == codes.Canceled && ctx.Err() != nil
 	if e.Code == codes.Unavailable {
 		e.worth = yes
@@ -83,16 +86,17 @@ func newStatusError(ctx context.Context, method string, err error, sent *evidenc
 	case no:
 		e.worth, e.after = no, 0
 	}
-	// For example, the metadata cannot be sent, or the connection was closed by the program.
+	// The client program is the cause if, for example, the metadata cannot be sent or the program closed the
+	// connection.
 	e.local = sent.neverSent() && e.Code != codes.Unavailable && e.Code != codes.DeadlineExceeded
-	// Or a message cannot be encoded, such as one with text from outside that is not UTF-8. A server that cannot
-	// encode its answer returns the same message, but has a trailer.
+	// It is also the cause if its message cannot be encoded, for example because a string is not valid UTF-8.
+	// A server that cannot encode its reply returns the same text, but also a trailer.
 	e.local = e.local || len(sent.trailer) == 0 && failedToEncode(st)
 	return e
 }
 
-// pushback returns the value of grpc-retry-pushback-ms (gRFC A6). A value that is not a number means that there may be
-// no other attempt.
+// pushback returns the value of grpc-retry-pushback-ms (gRFC A6). A value that is not a number means that the
+// call must not be retried.
 func pushback(trailer metadata.MD) (time.Duration, hint) {
 	values := trailer.Get(pushbackKey)
 	if len(values) == 0 {
@@ -122,7 +126,7 @@ func statusOf(err error) *status.Status {
 	return st
 }
 
-// RetryAfter returns the time for which the server asked not to be called, or 0.
+// RetryAfter returns the time that the server asked clients to wait before another attempt, or 0.
 func (e *StatusError) RetryAfter() time.Duration { return e.after }
 
 // Retryable reports whether the call may be sent again and another attempt is worthwhile.
@@ -131,21 +135,22 @@ func (e *StatusError) Retryable() bool { return e.may && e.worth == yes }
 // Answered reports whether the status shows that the server works.
 func (e *StatusError) Answered() bool { return !e.canceled && (e.local || answers(e.Code)) }
 
-// Throttled reports whether the server rejected the call to shed load: the code is RESOURCE_EXHAUSTED or UNAVAILABLE,
-// and the server specified when to retry. Package bulkhead/adaptive counts the call as throttled.
+// Throttled reports whether the server rejected the call to shed load: the code is RESOURCE_EXHAUSTED or
+// UNAVAILABLE, and the server specified when to retry. Package bulkhead/adaptive counts such a call as a sign
+// of overload.
 func (e *StatusError) Throttled() bool {
 	return e.after > 0 && (e.Code == codes.ResourceExhausted || e.Code == codes.Unavailable)
 }
 
-// ErrorType returns the code in the form "UNAVAILABLE", for OpenTelemetry's attribute error.type.
+// ErrorType returns the name of the code, such as "UNAVAILABLE", for OpenTelemetry's attribute error.type.
 func (e *StatusError) ErrorType() string { return code.Code(e.Code).String() }
 
 // Timeout reports whether the code is DEADLINE_EXCEEDED.
 func (e *StatusError) Timeout() bool { return e.Code == codes.DeadlineExceeded }
 
-// A notMadeError is the error of an attempt that was not made because of this process: the attempt ended while it
-// waited for a stream of a connection, or there was no file descriptor or local port. It does not count against the
-// server.
+// A notMadeError is the error of an attempt that was never sent, for a reason in this process. Either the
+// attempt ended while it waited for a free HTTP/2 stream on a connection, or the process had no file
+// descriptor or local port left. Policies do not count the error as a failure of the server.
 type notMadeError struct{ *StatusError }
 
 // Refused returns true.
@@ -154,21 +159,22 @@ func (e *notMadeError) Refused() bool { return true }
 // Unwrap returns the StatusError.
 func (e *notMadeError) Unwrap() error { return e.StatusError }
 
-// A wrongCallError is the error of a call that is wrong in itself, such as a call with metadata that cannot be sent.
-// The policies see it as a refusal, which they do not count: as an answer, it would close the breaker of a server that
-// is down. The caller gets it as an answer, because a saga repeats a refused call until it is made.
+// A wrongCallError is the error of a call that failed because of the caller's own mistake, such as a call
+// with metadata that cannot be sent. The policies see the error as a refusal, which they ignore. If it were
+// an answer, it would close the breaker of a server that is down. After the policies have returned, the error
+// becomes an answer, because a saga would repeat a refused call forever.
 type wrongCallError struct {
 	*StatusError
 	decided atomic.Bool // the policies have returned
 }
 
-// Refused reports whether the policies have not returned yet.
+// Refused returns true until the policies have returned.
 func (e *wrongCallError) Refused() bool { return !e.decided.Load() }
 
 // Unwrap returns the StatusError.
 func (e *wrongCallError) Unwrap() error { return e.StatusError }
 
-// answers reports whether a server that returns the code works.
+// answers reports whether code shows that the server works.
 func answers(code codes.Code) bool {
 	switch code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown, codes.Internal, codes.DataLoss:

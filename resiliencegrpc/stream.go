@@ -16,18 +16,21 @@ import (
 	"github.com/go-resilience/resilience"
 )
 
-// A stream is the [grpc.ClientStream] that the caller gets. The policies hold nothing for it. They are notified of
-// its answer and of its result.
+// A stream is the [grpc.ClientStream] that the caller receives. While it is open, the policies of the
+// Middleware hold no slot for it and run no timeout. They are notified when the server has answered and when
+// the stream has ended.
 type stream struct {
 	grpc.ClientStream // nil until the stream is open
 	call
 	desc    *grpc.StreamDesc
-	ctx     context.Context         // derived from the caller's; its end ends the stream
-	cancel  context.CancelCauseFunc // of ctx; nil until the stream is open
+	ctx     context.Context         // derived from the caller's ctx; the stream ends when it is done
+	cancel  context.CancelCauseFunc // cancels ctx; nil until the stream is open
 	sent    *evidence
 	work    *resilience.Work
-	release func(error)  // releases the slot of StreamSlots
-	waiting atomic.Int32 // number of calls in which the caller waits for the server, or waited when the stream ended
+	release func(error) // releases the slot of StreamSlots
+	// waiting is the number of RecvMsg, SendMsg and Header calls that wait for the server, or that waited
+	// when the stream ended.
+	waiting atomic.Int32
 
 	mu       sync.Mutex
 	unwatch  func() bool // stops watching the caller's ctx; nil until the stream is open
@@ -36,13 +39,15 @@ type stream struct {
 	result   *error      // the result that the policies observe; nil until it is known
 }
 
-// A streamCtx makes the work of ctx a stream: internal/linger calls OnAnswer.
+// A streamCtx marks the work of a ctx as a stream. Package internal/linger checks whether a ctx has the
+// method OnAnswer, and calls it.
 type streamCtx struct {
 	context.Context
 	s *stream
 }
 
-// OnAnswer calls f when the server has answered. The policies call OnAnswer before the caller gets the stream.
+// OnAnswer calls f when the server has answered. The policies call OnAnswer before the caller receives the
+// stream.
 func (c streamCtx) OnAnswer(f func()) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
@@ -78,7 +83,7 @@ func (cl *client) stream(
 	ctx, s.work = resilience.BeginWork(streamCtx{ctx, s})
 	delivered := false
 	defer func() {
-		if !delivered { // a policy has refused, panicked or exited the goroutine
+		if !delivered { // a policy returned an error, panicked or exited the goroutine
 			s.end(errAbandoned)
 		}
 		s.policiesReturned()
@@ -90,8 +95,9 @@ func (cl *client) stream(
 	return s, nil
 }
 
-// open opens the stream. During the opening, the stream ends with the ctx of the attempt. Afterwards it ends only with
-// the caller's ctx, because policies cancel a derived ctx when they return.
+// open opens the stream. Until the stream is open, it ends when the attempt's ctx is done. An open stream
+// ends only when the caller's ctx is done: policies may derive the attempt's ctx, and cancel a derived ctx
+// when they return.
 func (s *stream) open(
 	attempt context.Context, sent *evidence,
 	newStream func(context.Context, *evidence, func(error)) (grpc.ClientStream, error),
@@ -106,9 +112,9 @@ func (s *stream) open(
 		}
 	}()
 	inner, hidden := resilience.BeginWork(attempt)
-	hidden.End(nil) // the policies of inner interceptors do not observe the stream's end
+	hidden.End(nil) // policies in inner interceptors must not observe the stream's end
 	seen := new(evidence)
-	var early error // the error of finish; valid if seen.finished is set before opened
+	var early error // the error that finish received; valid if seen.finished was set before opened
 	finish := func(err error) {
 		early = err
 		seen.finished.Store(true)
@@ -143,28 +149,28 @@ func (s *stream) open(
 	s.mu.Lock()
 	s.unwatch = context.AfterFunc(s.call.ctx, s.callerDone)
 	s.mu.Unlock()
-	if seen.finished.Load() { // perhaps before opened was set
+	if seen.finished.Load() { // finish may have run before opened was set, and then did not call s.end
 		s.end(s.resultOf(early, false))
 	}
 	return nil
 }
 
-// callerDone ends the stream when the caller's ctx has ended. gRPC also calls finish then, unless an inner interceptor
-// does not pass on the call options.
+// callerDone ends the stream when the caller's ctx is done. Usually gRPC also calls finish, but not if an
+// inner interceptor dropped the call options.
 func (s *stream) callerDone() {
-	<-s.ctx.Done() // the cause is the caller's, and not that of end
+	<-s.ctx.Done() // wait for the caller's cause, before s.end cancels s.ctx without a cause
 	s.end(s.resultOf(status.FromContextError(s.call.ctx.Err()).Err(), s.waiting.Load() > 0))
 }
 
-// An innerCtx is the ctx that the inner interceptors and gRPC get for a stream. It has the values of the attempt that
-// opened the stream, and the end and deadline of the stream.
+// An innerCtx is the ctx of a stream for the inner interceptors and gRPC. Its values come from the ctx of the
+// attempt that opened the stream. Its cancellation and its deadline come from the ctx of the stream.
 type innerCtx struct {
 	context.Context // the stream's
 	attempt         context.Context
 }
 
-// Value returns the attempt's value of key. If that is a ctx, package context is looking for the ctx that can be
-// canceled, which is the stream's.
+// Value returns the value of key in the attempt's ctx. If that value is itself a ctx, package context is
+// looking for the ctx that it can cancel. Value then returns the stream's value instead.
 func (c *innerCtx) Value(key any) any {
 	v := c.attempt.Value(key)
 	if _, isCtx := v.(context.Context); isCtx {
@@ -180,7 +186,8 @@ func (s *stream) Context() context.Context {
 
 type streamKey struct{}
 
-// RecvMsg receives a message. An error, or the only message of a stream without others, ends the stream.
+// RecvMsg receives a message. The stream ends if RecvMsg returns an error, or if the server sends only one
+// message and RecvMsg has received it.
 func (s *stream) RecvMsg(m any) error {
 	timer := s.await()
 	err := s.idleError(s.ClientStream.RecvMsg(m))
@@ -196,8 +203,8 @@ func (s *stream) RecvMsg(m any) error {
 	return nil
 }
 
-// SendMsg sends a message. If it returns io.EOF, gRPC has, or will have, a status for the stream. Any other error has
-// ended the stream on the client.
+// SendMsg sends a message. If SendMsg returns io.EOF, gRPC reports the stream's status separately, through
+// RecvMsg and finish. Any other error means that the stream has ended on the client.
 func (s *stream) SendMsg(m any) error {
 	timer := s.await()
 	err := s.ClientStream.SendMsg(m)
@@ -208,7 +215,8 @@ func (s *stream) SendMsg(m any) error {
 	return err
 }
 
-// Header waits for the header. If there is none, gRPC has, or will have, a status for the stream.
+// Header waits for the header. If the stream ends without a header, gRPC reports the stream's status
+// separately, through RecvMsg and finish.
 func (s *stream) Header() (metadata.MD, error) {
 	timer := s.await()
 	md, err := s.ClientStream.Header()
@@ -219,7 +227,8 @@ func (s *stream) Header() (metadata.MD, error) {
 	return md, s.idleError(err)
 }
 
-// await notes that the caller waits for the server. If it waits for Idle, the stream ends.
+// await records that the caller starts to wait for the server. If the wait takes longer than Idle, the stream
+// ends.
 func (s *stream) await() (timer *time.Timer) {
 	s.waiting.Add(1)
 	if passed := s.client.idlePassed; passed != nil {
@@ -238,7 +247,7 @@ func (s *stream) waited(timer *time.Timer, open bool) {
 	}
 }
 
-// answer notifies the policies that the server has answered. A call after the first has no effect.
+// answer notifies the policies that the server has answered. Only the first call has an effect.
 func (s *stream) answer() {
 	s.mu.Lock()
 	notify := s.onAnswer
@@ -249,13 +258,14 @@ func (s *stream) answer() {
 	}
 }
 
-// isSilent reports whether Idle has ended the stream.
+// isSilent reports whether the stream ended because the caller waited for longer than Idle.
 func (s *stream) isSilent() bool {
 	passed := s.client.idlePassed
 	return passed != nil && context.Cause(s.ctx) == error(passed)
 }
 
-// idleError returns err, or the error of a silent stream if gRPC reports that the stream was canceled because of Idle.
+// idleError returns the error for the caller if the stream ended with err. If Idle canceled the stream, gRPC
+// reports CANCELED, and idleError returns DEADLINE_EXCEEDED instead.
 func (s *stream) idleError(err error) error {
 	if err != nil && status.Code(err) == codes.Canceled && s.isSilent() {
 		return &policyError{err: s.client.idlePassed, code: codes.DeadlineExceeded}
@@ -263,8 +273,9 @@ func (s *stream) idleError(err error) error {
 	return err
 }
 
-// resultOf returns the result that the policies observe when the stream ends with err. waiting is whether the caller
-// was waiting for the server. If not, the program has ended the stream, and not the server.
+// resultOf returns the result that the policies observe when the stream ends with err. waiting reports
+// whether the caller was waiting for the server. If it was not, the program has ended the stream, and not the
+// server.
 func (s *stream) resultOf(err error, waiting bool) error {
 	switch {
 	case err == nil || err == io.EOF:
@@ -290,11 +301,12 @@ func (s *stream) resultOf(err error, waiting bool) error {
 	return e
 }
 
-// errAbandoned is the result of a stream that the program has ended without canceling it. A breaker ignores the result,
-// because it matches context.Canceled.
+// errAbandoned is the result of a stream that the client program ended without canceling its ctx. It matches
+// context.Canceled, so breakers ignore the result.
 var errAbandoned = fmt.Errorf("resiliencegrpc: client abandoned the stream: %w", context.Canceled)
 
-// end ends the stream and releases its slot. The first call determines the result, unless ReportFailure has.
+// end ends the stream and releases its slot. The result of the first call is the stream's result, unless
+// ReportFailure has already set one.
 func (s *stream) end(result error) {
 	s.mu.Lock()
 	unwatch := s.unwatch
@@ -309,7 +321,8 @@ func (s *stream) end(result error) {
 	s.setResult(result)
 }
 
-// setResult sets the result that the policies observe. It reports whether there was none before.
+// setResult sets the result that the policies observe, unless a result is already set. It reports whether it
+// has set the result.
 func (s *stream) setResult(result error) bool {
 	s.mu.Lock()
 	first := s.result == nil
@@ -324,7 +337,8 @@ func (s *stream) setResult(result error) bool {
 	return first
 }
 
-// policiesReturned is called when the policies have returned. They can observe the result only after that.
+// policiesReturned is called when the policies have returned. Only from then on may the policies be notified
+// of the result.
 func (s *stream) policiesReturned() {
 	s.mu.Lock()
 	s.returned = true
@@ -340,9 +354,10 @@ func (s *stream) policiesReturned() {
 // unless err is an answer ([resilience.Answered]). Cancel the stream's ctx afterwards: ReportFailure does not end
 // the stream.
 //
-// ReportFailure returns false, and has no effect, if the stream has ended, if it is not a stream of a Client or
-// is exempt, or if err is nil. An interceptor may wrap the stream, but must pass on its Context. ReportFailure may be
-// called from any goroutine, after the first RecvMsg or Header has returned.
+// ReportFailure reports whether it had an effect. It has no effect if err is nil, if the stream has ended, or
+// if the stream does not belong to a Client or its method is exempt. Interceptors may wrap the stream, but
+// must keep its Context. ReportFailure may be called from any goroutine after the first RecvMsg or Header has
+// returned.
 func ReportFailure(s grpc.ClientStream, err error) bool {
 	if s == nil || err == nil {
 		return false
@@ -354,7 +369,7 @@ func ReportFailure(s grpc.ClientStream, err error) bool {
 	return reported
 }
 
-// streamOf returns the stream that s is or wraps, or nil.
+// streamOf returns s as a stream, or the stream that s wraps, or nil if there is none.
 func streamOf(s grpc.ClientStream) *stream {
 	found, _ := s.Context().Value(streamKey{}).(*stream)
 	return found

@@ -1,5 +1,5 @@
-// Package sagagrpc sends the commands of a saga's steps over gRPC, and passes each command to the participant's
-// handler for [saga.Apply].
+// Package sagagrpc sends the commands of a saga's steps over gRPC. On the server of the participant, it
+// passes the command to the handler, which calls [saga.Apply].
 package sagagrpc
 
 import (
@@ -22,8 +22,8 @@ const (
 	infoDeclined = "COMMAND_DECLINED"
 )
 
-// Send calls send, which sends an RPC as the command of a saga's step, and returns the result as [Result] does. ctx is
-// the ctx of the step.
+// Send calls send, which must send one RPC, and converts its error with [Result]. It marks the RPC as the
+// command of a saga's step. ctx is the ctx of the step's Do or Undo.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
 //		return sagagrpc.Send(ctx, func(ctx context.Context) (err error) {
@@ -32,12 +32,15 @@ const (
 //		})
 //	},
 //
-// Send sets the metadata idempotency-key to the command ID unless ctx has one. A server that applies each key once,
-// by [Context] and [saga.Apply] for example, is safe from repetition. gRPC sends printable ASCII only, so the saga's
-// ID and the names of its steps must be printable ASCII.
+// Send sets the metadata idempotency-key to the command ID, unless ctx already has this metadata. A server
+// that applies each key only once, with [Context] and [saga.Apply] for example, tolerates repeated commands.
+// gRPC sends only printable ASCII in metadata, so the saga's ID and the names of its steps must be printable
+// ASCII.
 //
-// Only the saga should retry. With a retryPolicy of gRPC, or a retrier around a step whose Attempts is 1, a server that
-// declines the second request appears to have declined the first one too.
+// Only the saga should retry the RPC. Do not use a retryPolicy of gRPC, or a retrier around a step whose
+// Attempts is 1. With such retries, the saga sees only the last response. If the server declines the second
+// request, the saga would conclude that the server also declined the first request, which may have taken
+// effect.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)
@@ -47,16 +50,18 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 	return Result(ctx, send(out))
 }
 
-// Result returns the error of an RPC as the error of a saga's Do or Undo. ctx is the ctx of the step.
+// Result converts the error of an RPC to the error that a step's Do or Undo must return. ctx is the ctx of
+// the step.
 //
 //   - A status with an ErrorInfo of the reason COMMAND_DECLINED and the domain
-//     github.com/go-resilience/resilience/saga is a [saga.Declined]: the server declined every attempt of this command
-//     and has recorded that.
-//   - NotFound is nil in an Undo: there is nothing to undo.
-//   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition, OutOfRange, Unimplemented,
-//     AlreadyExists and DataLoss are a [saga.Permanent]: the step may have taken effect.
-//   - Any other error is returned unchanged. It may be a refusal of a policy. After any other error, the step may have
-//     taken effect and is retried.
+//     github.com/go-resilience/resilience/saga becomes a [saga.Declined]: the server has declined this
+//     command and has recorded the decision, so no attempt of the command takes effect.
+//   - In an Undo, NotFound becomes nil, because there is nothing to undo.
+//   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition, OutOfRange,
+//     Unimplemented, AlreadyExists and DataLoss become a [saga.Permanent]: the step is not retried, but may
+//     have taken effect.
+//   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect.
+//     After any other such error, the step may have taken effect and is retried.
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -83,8 +88,9 @@ func Result(ctx context.Context, err error) error {
 	return err
 }
 
-// Context returns the ctx of an RPC's handler with the command from [Send], for [saga.Apply]. If the metadata has no
-// command ID, it returns an error with the code InvalidArgument.
+// Context reads the command that [Send] has added to an RPC. It returns ctx, the ctx of the RPC's handler,
+// with the command, for [saga.Apply]. If the metadata has no valid command ID, Context returns an error with
+// the code InvalidArgument.
 func Context(ctx context.Context) (context.Context, error) {
 	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
 	if len(keys) == 1 {
@@ -95,10 +101,11 @@ func Context(ctx context.Context) (context.Context, error) {
 	return ctx, status.Error(codes.InvalidArgument, "the metadata idempotency-key must be the id of a command")
 }
 
-// Error converts the result of [saga.Apply] to the error of a handler, which [Result] decodes. An answer
-// ([saga.Permanent], resilience.Answer) gets the code FailedPrecondition, unless it has its own code. A
-// [saga.Declined], including the error of a Do that arrives after its Undo, also gets the ErrorInfo. Any other error,
-// such as an answer with Retryable() true, is returned unchanged.
+// Error converts the error of [saga.Apply] to the error that the RPC's handler must return. [Result] decodes
+// it on the client. The error of a [saga.Permanent] or a resilience.Answer gets the code FailedPrecondition,
+// unless it already has a code. A [saga.Declined] also gets an ErrorInfo, by which Result recognizes it.
+// Apply returns such an error, for example, for a Do that arrives after its Undo. Any other error, such as an
+// answer whose Retryable method returns true, is returned unchanged.
 func Error(err error) error {
 	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err

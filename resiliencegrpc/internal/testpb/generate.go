@@ -1,7 +1,7 @@
 // Package testpb is the service that the tests of resiliencegrpc call.
 package testpb
 
-// The .pb.go files are committed. To make them anew:
+// The .pb.go files are committed. To generate them again, run:
 //
 //	go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 //	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
