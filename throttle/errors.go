@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	// ErrLimited is matched by every [*LimitedError].
+	// Every [*LimitedError] matches ErrLimited.
 	ErrLimited = errors.New("throttle: limited")
-	// ErrOutage is matched by every error which reports that a shared limit cannot be reached.
+	// Every error which reports that a shared limit cannot be reached matches ErrOutage.
 	ErrOutage = errors.New("throttle: shared limit cannot be reached")
 )
 
@@ -23,34 +23,40 @@ var (
 type Reason string
 
 const (
-	OverLimit        Reason = "over_limit"         // the limit is used up, and the call may not wait
-	OverQuota        Reason = "over_quota"         // the tokens of a quota are used up; no call waits for a quota
+	OverLimit        Reason = "over_limit"         // there are not enough tokens, and the call may not wait
+	OverQuota        Reason = "over_quota"         // a quota does not have enough tokens; no call waits for a quota
 	WaitTooLong      Reason = "wait_too_long"      // the wait would be or was longer than MaxWait
 	DeadlineTooClose Reason = "deadline_too_close" // the tokens would come after the deadline of ctx
-	ContextEnded     Reason = "context_ended"      // ctx ended while the call waited
-	TooCostly        Reason = "too_costly"         // the call costs more tokens than the limit can ever have
+	ContextEnded     Reason = "context_ended"      // ctx was done while the call waited
+	TooCostly        Reason = "too_costly"         // the call costs more tokens than the limit can ever hold
 	CoolingDown      Reason = "cooling_down"       // a cooldown of package fleet is in effect
-	Outage           Reason = "outage"             // the Redis of package fleet cannot be reached
-	Shed             Reason = "shed"               // package adaptive shed the call
+	Outage           Reason = "outage"             // package fleet cannot reach Redis
+	Shed             Reason = "shed"               // package adaptive did not send the call
 )
 
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
-// A LimitedError reports a refused call. Every LimitedError matches [ErrLimited]. With the reason DeadlineTooClose,
-// it also matches [context.DeadlineExceeded]; with ContextEnded, the error and the cause of ctx; and with Outage,
-// [ErrOutage] and the error of Redis.
+// A LimitedError reports a refused call. Every LimitedError matches [ErrLimited]. For some reasons, it matches
+// further errors:
 //
-// If several quotas refuse a call, Quota is the quota whose window ends last. If a quota is too small for the call,
-// Quota is that quota.
+//   - DeadlineTooClose: [context.DeadlineExceeded].
+//   - ContextEnded: the error and the cause of ctx.
+//   - Outage: [ErrOutage] and the error of Redis.
+//
+// If several quotas refuse a call, the field Quota is the quota whose window ends last. If a quota is too small for
+// the call, the field Quota is that quota.
+//
+// For a [Group], the field Key is the text of the call's key, at most 100 bytes, or "(other keys)" for a key that
+// found no room. For package fleet, the field Key is the key of the meter.
 type LimitedError struct {
 	Name   string // the limit's name
-	Key    string // a Group's key, at most 100 bytes of its text, or "(other keys)"; a fleet's key of the meter
+	Key    string // the key of a Group or of package fleet; see above
 	Reason Reason
-	Limit  int           // the burst at that time, or N of the quota; 0 if the limit admits nothing
+	Limit  int           // the burst when the call was refused, or N of Quota; 0 if the limit admits nothing
 	Quota  Quota         // the quota that refused the call; zero if the rate refused the call
 	Cost   int           // the call's cost in tokens
-	Left   int           // the number of tokens or slots that a fleet's limit has left; 0 for other limits
+	Left   int           // the number of tokens or slots that a limit of package fleet has left; 0 for other limits
 	Waited time.Duration // the time that the call waited
 	After  time.Duration // the time until the call could be admitted; the longest Duration if it can never be admitted
 	Err    error         // the cause, or nil
@@ -83,8 +89,8 @@ func (e *LimitedError) Error() string {
 	return text
 }
 
-// Is reports whether target is [ErrLimited], or the error that the Reason implies: [context.DeadlineExceeded] for
-// DeadlineTooClose, and [ErrOutage] for Outage.
+// Is reports whether target is [ErrLimited]. For the reason DeadlineTooClose, it also returns true for
+// [context.DeadlineExceeded]. For the reason Outage, it also returns true for [ErrOutage].
 func (e *LimitedError) Is(target error) bool {
 	switch target {
 	case ErrLimited:
@@ -109,8 +115,8 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable returns false if the call can never be admitted, because the call is [TooCostly] or the limit admits
-// nothing.
+// Retryable reports whether the call could be admitted later. It returns false if the call is [TooCostly], or if the
+// limit admits nothing.
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly && e.After != never }
 
 // Refused returns true, because the call did not run.
@@ -126,11 +132,11 @@ const (
 	EventOutageEnded EventKind = "outage_ended" // Redis can be reached again
 )
 
-// An Event is something that happened to a limit.
+// An Event reports a refused call, a call that waited, or a change of an outage.
 type Event struct {
 	Kind   EventKind
 	Name   string        // the limit's name
-	Key    string        // the key, as in [LimitedError]; for an outage, the node
+	Key    string        // the key, as in [LimitedError]; for an outage, the Redis node
 	Cost   int           // the call's cost in tokens
 	Waited time.Duration // the time that the call waited
 	Reason Reason        // the reason of an EventRefused
@@ -142,31 +148,31 @@ func (e Event) describe() policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// A Decision is the state of a limit after a call, for the headers of a response. With quotas, a Decision describes
-// the rate or the quota that has the fewest tokens left. If a quota refused the call, the Decision describes that
-// quota: if several quotas did, the quota whose window ends last. If the call can never be admitted, RetryAfter is the
-// longest Duration.
+// A Decision is the state of a limit after a call. A server can send it in the headers of its response. If the limit
+// has quotas, the Decision describes the rate or the quota that has the fewest tokens left. If quotas refused the
+// call, the Decision describes the refusing quota whose window ends last. If the call can never be admitted,
+// RetryAfter is the longest Duration.
 type Decision struct {
 	Admitted   bool          // whether the call was admitted
 	Quota      Quota         // the quota that the decision describes; zero if it describes the rate
 	Limit      int           // the burst, or N of the quota; 0 if the limit admits nothing, Unlimited if there is no limit
-	Window     time.Duration // the time in which the burst refills, or the length of the quota's window
+	Window     time.Duration // the time in which a whole burst refills, or the length of the quota's window
 	Remaining  int           // the tokens that remain after this decision
 	RetryAfter time.Duration // the time until the call could be admitted; 0 if the call was admitted
 	ResetAfter time.Duration // the time until Remaining equals Limit
 }
 
 // Stats are the metrics of a [Limiter], or of all keys of a [Group]. Counters never decrease. A call is not counted
-// if its ctx had already ended when the call started.
+// if its ctx was already done when the call started.
 type Stats struct {
 	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
 	Refused  int64            // the number of refused calls
 	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
-	Spent    int64            `counter:"tokens{outcome=spent}"`           // taken tokens, including refunded tokens
-	Refunded int64            `counter:"tokens{outcome=refunded}"`        // tokens that were given back
-	Forgiven int64            `counter:"tokens{outcome=forgiven}"`        // tokens of debt beyond a burst or a quota
+	Spent    int64            `counter:"tokens{outcome=spent}"`           // tokens that calls took; includes Refunded
+	Refunded int64            `counter:"tokens{outcome=refunded}"`        // tokens that were refunded
+	Forgiven int64            `counter:"tokens{outcome=forgiven}"`        // tokens used but not charged; see Reservation
 	Evicted  int64            `counter:"evictions"`                       // keys that a Group evicted
-	Overflow int64            `counter:"overflows"`                       // calls whose key had no room in a Group
+	Overflow int64            `counter:"overflows"`                       // calls whose key found no room in a Group
 
 	Queued int `gauge:"queued"` // calls that are waiting
 	Keys   int `gauge:"keys"`   // keys that a Group holds

@@ -23,12 +23,12 @@ type GroupConfig[K comparable] struct {
 	// Config configures the limit of each key. Config.Name is the name of the group.
 	Config Config
 
-	// MaxKeys limits the number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. With
-	// Quotas, a key takes 100 bytes more, and 32 bytes for each quota.
+	// MaxKeys is the maximum number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. If
+	// there are Quotas, a key takes 100 more bytes, and 32 bytes for each quota.
 	MaxKeys int
 
-	// IdleAfter is the time for which a key must have been unused before the key may be evicted although the group
-	// has room. Zero means a minute. [Unlimited] means that keys are evicted only to make room.
+	// IdleAfter is the time after which an unused key may be evicted even if the group has room for more keys. Zero
+	// means 1 minute. [Unlimited] means that keys are evicted only to make room.
 	IdleAfter time.Duration
 }
 
@@ -50,13 +50,13 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 }
 
 // A Group holds a limit for each key, such as a tenant or an address. Its methods are the methods of a [Limiter] with
-// an additional key. A Group has the shape of a resilience.Group, and needs less memory. It is safe for concurrent
-// use.
+// an additional key. A Group is used like a resilience.Group, and needs less memory. It is safe for concurrent use.
 //
-// A key can be evicted while its burst is full and its windows are over. It is evicted after IdleAfter, or earlier to
-// make room. If the group holds MaxKeys and can evict none of them, all new keys share one limit. Keys that are not
-// equal to themselves, such as NaN, always share this limit. Errors and events show its key as "(other keys)". Choose
-// keys that an attacker cannot create for free.
+// A key can be evicted while its burst is full and none of its quotas has spent tokens. It is evicted after
+// IdleAfter, or earlier to make room. If the group holds MaxKeys keys and can evict none of them, all new keys share
+// one limit, the overflow limit. Errors and events report the key of the overflow limit as "(other keys)". A key that
+// is not equal to itself, such as NaN, always uses the overflow limit. Choose keys that an attacker cannot create in
+// large numbers.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
@@ -85,7 +85,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // use makes cfg the current configuration of all keys.
 func (g *Group[K]) use(cfg *GroupConfig[K]) {
-	members := g.table.Locked(g.mu.Lock) // until Unlock, no call takes from a key that still has the old configuration
+	members := g.table.Locked(g.mu.Lock) // until Unlock, no call takes tokens of a key that has the old configuration
 	meters := []*meter{&g.table.Overflow().Value}
 	for _, m := range members {
 		meters = append(meters, &m.Value)
@@ -96,7 +96,7 @@ func (g *Group[K]) use(cfg *GroupConfig[K]) {
 	}
 }
 
-// pin returns the meter of key. If the group has no room for key, pin returns the meter that such keys share.
+// pin returns the meter of key. If the group has no room for key, pin returns the meter that all such keys share.
 func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	m := g.table.Pin(key)
 	if m == g.table.Overflow() {
@@ -143,7 +143,7 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	return g.decision(&m.Value, err), err
 }
 
-// hold admits a call that takes n tokens of the limit of key.
+// hold admits a call that takes n tokens of the limit of key. n may be byCost.
 func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
@@ -160,9 +160,9 @@ func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	return keyed.Text(m.Key)
 }
 
-// settleKey corrects the tokens that h has taken of key. If key was evicted since then, key had all of its tokens
-// again. If the group has no room for key now, settleKey gives nothing back, because the tokens would go to the meter
-// that key shares with other keys.
+// settleKey corrects the tokens that h has taken from key. If key was evicted in the meantime, all its tokens had
+// been available again. If the group has no room for key now, settleKey refunds nothing, because the tokens would go
+// to the meter that key shares with other keys.
 func (g *Group[K]) settleKey(key K, h hold, used int) {
 	m := g.table.Overflow()
 	if !h.overflow {
@@ -189,7 +189,7 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, err
 	return reserve(ctx, n, g.For(func(context.Context) K { return key }))
 }
 
-// For returns a part for [All]: the limit of the key that the function key returns for a ctx.
+// For returns a [Part] for [All]. The Part is the limit of the key that the function key returns for a ctx.
 func (g *Group[K]) For(key func(context.Context) K) Part { return groupPart[K]{g, key} }
 
 type groupPart[K comparable] struct {

@@ -15,8 +15,7 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A limit admits or refuses calls. It is the common part of a Limiter and a Group. The lock of a limit also guards
-// the limit's meters.
+// A limit admits or refuses calls. Limiter and Group embed it. The lock of a limit also guards the limit's meters.
 type limit struct {
 	observers notify.Observers[Event]
 
@@ -25,11 +24,11 @@ type limit struct {
 	stats Stats
 }
 
-// terms are a Config, converted to the units in which meters count. They are immutable.
+// terms are a Config in the units in which meters count. They are immutable.
 type terms struct {
 	cfg    *Config
-	none   bool     // whether the rate admits nothing
-	limit  int      // the burst in tokens; 0 if only quotas limit or the rate admits nothing; Unlimited if nothing limits
+	none   bool     // the rate admits nothing
+	limit  int      // the burst in tokens; 0 if the rate is none or there are only quotas; Unlimited if there is no limit
 	token  int64    // nanoseconds in which the rate yields one token; 0 if there is no rate
 	burst  int64    // nanoseconds in which the rate yields a whole burst
 	quotas []Quota  // the quotas that are not Unlimited
@@ -42,8 +41,8 @@ type frame struct {
 	span calendar.Span // the calendar period that was found last
 }
 
-// A meter records the tokens that were spent of one limit. A zero meter has spent nothing. A Group has a meter for
-// each key, so the fields that few meters need are in the extension ext.
+// A meter records how many tokens of a limit are spent. A zero meter has spent no tokens. A Group has a meter for
+// each key. To save memory, the fields that few meters need are in the extension ext.
 type meter struct {
 	full int64     // the time at which the burst is full again, in nanoseconds since epoch
 	ext  *meterExt // nil while the limit has no quotas and no call has waited
@@ -57,13 +56,13 @@ type meterExt struct {
 	timer   *time.Timer // serves the line when its first call is due
 }
 
-// A window records the tokens that were spent of a quota. A window of a calendar counts its end from 1970, because
+// A window records how many tokens of a quota are spent. The end of a calendar window is counted from 1970, because
 // calendars follow the wall clock.
 type window struct {
 	frame *frame
 	used  int           // the tokens spent in this window
 	end   int64         // the end of the window in nanoseconds, since epoch or, for a calendar, since 1970
-	left  time.Duration // the time until end, when the window was last advanced
+	left  time.Duration // the time until end, computed when advance was last called
 }
 
 // A waiter is a call that waits for its tokens.
@@ -75,15 +74,15 @@ type waiter struct {
 	ready    chan struct{} // closed when the call is admitted
 }
 
-// A hold records the tokens that a call has taken, so that they can be given back or corrected.
+// A hold records the tokens that a call has taken. The tokens can be refunded or corrected later.
 type hold struct {
 	n        int      // the number of tokens
 	windows  []window // the windows from which the tokens were taken
 	overflow bool     // the tokens come from the shared meter of a Group, because the key found no room
 }
 
-// epoch is a century before the program started. The time in a synctest bubble starts in the year 2000. epoch is
-// earlier than 2000, so a zero meter is full in a bubble as well.
+// epoch is a century before the program started. In a synctest bubble, the time starts in the year 2000. epoch is
+// earlier than 2000, so a zero meter also has a full burst in a bubble.
 var epoch = time.Now().Add(-100 * 365 * 24 * time.Hour)
 
 // nowNanos returns the number of nanoseconds since epoch.
@@ -136,7 +135,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 
 	start := time.Now()
 	var tooLong <-chan time.Time
-	if cfg.MaxWait > 0 { // settlements of other calls may charge tokens, so the wait may become longer than expected
+	if cfg.MaxWait > 0 { // Settle may charge tokens for other calls, so the wait may become longer than expected
 		timer := time.NewTimer(cfg.MaxWait)
 		defer timer.Stop()
 		tooLong = timer.C
@@ -170,8 +169,8 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 		notified = true
 		return h, nil
 	}
-	// Tokens of the rate that came too late for the call are lost. If they were given back, an interval that has
-	// started since then could admit more tokens than its bound.
+	// If the tokens of the rate came too late for the call, they are lost. If they were refunded, more tokens than the
+	// bound could be admitted in an interval that has started since then.
 	l.leave(m, w)
 	l.serve(m, now)
 	l.charge(m, h, -n)
@@ -194,8 +193,8 @@ func mayWait(ctx context.Context, maxWait, after time.Duration) Reason {
 	return ""
 }
 
-// notify notifies the observers of a call that was refused or has waited. l.mu must not be held, because key may call
-// a String method of the user.
+// notify notifies the observers of a call that was refused or has waited. The caller must not hold l.mu, because key
+// may call a String method of the user.
 func (l *limit) notify(ctx context.Context, kind EventKind, e *LimitedError, key func() string) *LimitedError {
 	if key != nil {
 		e.Key = key()
@@ -246,9 +245,9 @@ func (l *limit) settle(m *meter, h hold, used int) {
 	l.serve(m, now)
 }
 
-// charge takes n more tokens of the windows from which h took its tokens. If n is negative, charge gives -n tokens
-// back. charge returns the largest number of tokens that it took of a window. It does not correct a window that has
-// ended. If h has taken no tokens, charge takes the tokens of the current windows.
+// charge takes n more tokens from the windows from which h took its tokens. If n is negative, charge refunds -n
+// tokens. charge returns the largest number of tokens that it took from a window. It does not correct a window that
+// has ended. If h has taken no tokens, charge takes the tokens from the current windows.
 func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	if m.ext == nil {
 		return 0
@@ -265,7 +264,7 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	return charged
 }
 
-// sync updates m: sync starts new windows and admits the waiters that are due. l.mu is held.
+// sync updates m: it starts new windows and admits the waiters that are due. The caller holds l.mu.
 func (l *limit) sync(m *meter) (t *terms, now int64) {
 	t, now = l.terms, nowNanos()
 	if m.ext == nil && len(t.frames) > 0 {
@@ -295,7 +294,7 @@ func (t *terms) windows(old []window) []window {
 	return windows
 }
 
-// advance starts a new window if w has ended or nothing is spent of w.
+// advance starts a new window if w has ended or no tokens of w are spent.
 func (w *window) advance(now int64) {
 	f := w.frame
 	if f.Per != "" {
@@ -313,8 +312,8 @@ func (w *window) advance(now int64) {
 	w.left = time.Duration(w.end - now)
 }
 
-// refusal returns the reason why m cannot give n tokens now, or "" if m can. quota is the quota that refuses the
-// tokens, or zero. after is the time until m could give the tokens. m must be up to date.
+// refusal returns the reason why m cannot give n tokens now, or "" if m can give them. quota is the quota that
+// refuses the tokens, or zero. after is the time until m could give the tokens. The caller has called sync for m.
 func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, after time.Duration) {
 	if n <= 0 {
 		return "", quota, 0
@@ -356,7 +355,7 @@ func (t *terms) deficit(m *meter, n int, now int64) int64 {
 // time returns the time in which the rate yields n tokens.
 func (t *terms) time(n int) int64 { return scale(int64(n), 1, t.token) }
 
-// scale returns n / from x to, rounded up, but at most 3 x maxTime. It returns 0 if n is not positive. It also
+// scale returns n * to / from, rounded up, but at most 3 * maxTime. It returns 0 if n is not positive. It also
 // returns 0 if from or to is 0, because there is no rate.
 func scale(n, from, to int64) int64 {
 	const most = int64(3 * maxTime)
@@ -400,8 +399,9 @@ func (l *limit) leave(m *meter, w *waiter) {
 	}
 }
 
-// serve admits the waiters of m that are due, and sets the timer for the next waiter. A late timer does not move the
-// schedule: serve then admits all waiters that are due. If the limit admits nothing, the waiters continue to wait.
+// serve admits the waiters of m that are due, and sets the timer for the next waiter. If the timer is late, serve
+// admits all waiters that have become due, so the next waiters are not delayed. If the limit admits nothing, the
+// waiters continue to wait.
 func (l *limit) serve(m *meter, now int64) {
 	t, x := l.terms, m.ext
 	if x == nil {
@@ -413,7 +413,7 @@ func (l *limit) serve(m *meter, now int64) {
 	}
 	for place := x.line.Front(); place != nil; place = x.line.Front() {
 		w := place.Value.(*waiter)
-		if w.ctx.Err() != nil { // a call whose ctx has ended takes no tokens
+		if w.ctx.Err() != nil { // a call whose ctx is done takes no tokens
 			l.leave(m, w)
 			continue
 		}
@@ -445,8 +445,8 @@ func (x *meterExt) stop() {
 	}
 }
 
-// applyConfig makes cfg, which has its defaults, the current configuration. meters must be all meters of l. The
-// number of tokens that are spent of each meter stays the same. l.mu is held.
+// applyConfig makes cfg the current configuration. cfg has its defaults filled in. meters must be all meters of l.
+// The number of tokens that are spent stays the same for each meter. The caller holds l.mu.
 func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	was := cmp.Or(l.terms, &terms{})
 	l.terms = &terms{cfg: cfg}
@@ -493,7 +493,7 @@ func tokenTime(rate float64) int64 {
 	return int64(math.Ceil(ns))
 }
 
-// idle reports whether nothing is spent of m and no call waits.
+// idle reports whether no tokens of m are spent and no call waits.
 func (l *limit) idle(m *meter) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

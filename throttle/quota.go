@@ -9,17 +9,18 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Quota allows N tokens in each window. Unlike a rate, a quota yields no new tokens within a window.
+// A Quota allows N tokens in each window. While a rate yields tokens continuously, a quota yields no new tokens
+// within a window.
 type Quota struct {
 	// N is the number of tokens that a window allows, from 1 to 1e15. [None] admits nothing. [Unlimited] admits
-	// everything. Zero is an error. If a 0 from another source means "nothing", convert the 0 to None.
+	// everything. Zero is invalid. If a 0 from another source means "nothing", convert the 0 to None.
 	N int
 
-	// Window is the length of time for which N applies.
+	// Window is the period for which N applies.
 	Window Window
 }
 
-// A Window is the length of time for which a quota applies. Set either Every or Per.
+// A Window is the period for which a quota applies. Set either Every or Per.
 type Window struct {
 	// Every is the length of a window, from a millisecond to 36 years. A window starts with the first token that is
 	// spent after the previous window has ended.
@@ -35,9 +36,9 @@ type Window struct {
 	// means 1.
 	From int
 
-	// At is the time of day at which a period starts, as clocks in the time zone In show it. If Per is [Week] or
-	// [Month], At may be longer than a day: 54 * time.Hour is 6:00 on the third day. At must be less than a day for a
-	// Day, less than a week for a Week, and less than 28 days for a Month.
+	// At is the time of day at which a period starts, in the time zone In. If Per is [Week] or [Month], At may be longer
+	// than a day: for example, 54 * time.Hour is 6:00 on the third day. At must be less than a day if Per is [Day], less
+	// than 7 days for a Week, and less than 28 days for a Month.
 	At time.Duration
 }
 

@@ -8,17 +8,17 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A Reservation records the tokens that a call has taken. If the Reservation is never settled, the call has used all
-// of these tokens. A Reservation is safe for concurrent use.
+// A Reservation records the tokens that a call has taken. If the Reservation is never settled, the call counts as
+// having used all of these tokens. A Reservation is safe for concurrent use.
 type Reservation struct {
 	settled atomic.Bool
 	parts   []part
 }
 
-// A part records the tokens that a Reservation has taken of one limit.
+// A part records the tokens that a Reservation has taken from one limit.
 type part struct {
 	name     string
-	estimate bool // the number of tokens is an estimate, which Settle corrects
+	estimate bool // the number of tokens is an estimate, and Settle corrects it
 	settle   func(used int)
 }
 
@@ -27,8 +27,8 @@ type Part interface {
 	reserve(ctx context.Context, n int) (part, error)
 }
 
-// reserve takes n tokens from each of parts, or from none. If n is byCost, reserve takes the number of tokens that
-// the Cost of each part returns.
+// reserve takes n tokens from each of parts, or from none. If n is byCost, reserve takes from each part the number of
+// tokens that the part's Cost returns.
 func reserve(ctx context.Context, n int, parts ...Part) (*Reservation, error) {
 	r, complete := &Reservation{}, false
 	defer func() {
@@ -55,19 +55,21 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 }
 
 // Settle corrects the number of tokens that the call used. If the call took more tokens than it used, the difference
-// is given back. If the call used more tokens than it took, the difference is charged, and calls are refused until
-// the debt is paid. Debt beyond a burst or a quota is forgiven. A window that has ended is not corrected. If the call
-// took no tokens, the current window is charged. A negative number counts as zero. Only the first call of Settle or
-// SettleEach has an effect.
+// is refunded. If the call used more tokens than it took, the difference is charged. Calls are then refused until the
+// rate has made up for the debt. Debt beyond a burst or a quota is forgiven. Only the first call of Settle or
+// SettleEach has an effect. A negative number counts as zero.
 //
-// If [All] returned the limits of the reservation, Settle corrects only the limits that have a Cost. If nothing was
+// For quotas, Settle corrects the windows from which the call took its tokens, unless a window has ended. If the call
+// took no tokens, Settle charges the current windows.
+//
+// If the reservation comes from [Limits.Reserve], Settle corrects only the limits that have a Cost. If nothing was
 // sent, call SettleEach with a 0 for each limit.
 func (r *Reservation) Settle(used int) {
 	r.settleParts(func(p part) (int, bool) { return used, p.estimate })
 }
 
-// SettleEach is like Settle, with a number for each limit's name. If used has no number for a limit, the call has
-// used the tokens that it took of that limit. SettleEach ignores names that the reservation does not have.
+// SettleEach is like [Reservation.Settle], with a number for each limit. The keys of used are the names of limits. A
+// limit whose name is not in used is not corrected. Names without a limit in the reservation are ignored.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settleParts(func(p part) (int, bool) {
 		n, ok := used[p.name]
@@ -75,7 +77,7 @@ func (r *Reservation) SettleEach(used map[string]int) {
 	})
 }
 
-// release gives all tokens back.
+// release refunds all tokens.
 func (r *Reservation) release() {
 	r.settleParts(func(part) (int, bool) { return 0, true })
 }
@@ -92,16 +94,16 @@ func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 	}
 }
 
-// Limits are several limits. A call takes its tokens from all of the limits, or from none. See [All].
+// Limits combines several limits. A call takes its tokens from all of the limits, or from none. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes the Cost of a call from every part, or from none. While a call waits for a part,
-// the call holds the tokens of the parts that come earlier in parts.
+// All returns a policy that takes the Cost of a call from every part, or from none. If a call waits for a part, the
+// call already holds the tokens of the earlier parts.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{slices.Clone(parts)} }
 
-// Reserve takes the tokens of a call from every part, or returns the error of the part that refuses the call.
+// Reserve takes the tokens of a call from every part. If a part refuses the call, Reserve returns that part's error.
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	return reserve(ctx, byCost, l.parts...)
 }
@@ -119,7 +121,7 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// Wrap returns a function that runs next under Do.
+// Wrap returns a function that calls next under [Limits.Do].
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

@@ -3,7 +3,7 @@
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
 //		Rate:    100,                   // tokens a second
-//		Burst:   20,                    // tokens that calls may spend together
+//		Burst:   20, // tokens that calls may spend at the same moment
 //		MaxWait: 50 * time.Millisecond, // the maximum time that a call waits for its tokens
 //	})
 //	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
@@ -11,9 +11,10 @@
 //		log.Printf("come back in %v", limited.RetryAfter()) // the call did not run
 //	}
 //
-// In any interval, the rate of a [Limiter] admits at most Burst + Rate x interval tokens. Tokens that were given back
-// do not count against this bound. Quotas limit the tokens further. A call spends its tokens even if it fails. If the
-// cost of a call is known only after the call, use [Limiter.Reserve].
+// A call takes one token, or the number of tokens that Config.Cost returns. A call spends its tokens even if it
+// fails. If the cost of a call is known only after the call, use [Limiter.Reserve]. In any interval, the rate of a
+// [Limiter] admits at most Burst + Rate x interval tokens. Refunded tokens are not included in this bound. Quotas
+// limit the tokens further.
 //
 // A [Group] holds a limit for each of many keys:
 //
@@ -23,13 +24,13 @@
 //	err := perUser.Do(ctx, user, handle)
 //
 // [All] combines several limits: a call takes its tokens from all of them, or from none. Package fleet shares limits
-// between processes. Package adaptive sheds calls that a server would probably reject.
+// between processes. Package adaptive refuses calls that a server would probably reject.
 //
 // # A limit of zero
 //
-// A 0 in a configuration file may mean "nothing", as in a tier without e-mails, or it may mean "no limit". The zero
-// value of a field of Config means neither, so convert the 0: [None] admits nothing, and [Unlimited] admits
-// everything.
+// A 0 in a configuration file may mean "nothing", as in a plan without e-mails, or it may mean "no limit". The zero
+// value of a field of Config has neither meaning. Convert the 0 to [None], which admits nothing, or to [Unlimited],
+// which admits everything:
 //
 //	switch rate {
 //	case 0:
@@ -59,45 +60,47 @@ import (
 )
 
 const (
-	// Unlimited, in a field that accepts it, means that there is no limit.
+	// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
+	// Unlimited.
 	Unlimited = -1
 
-	// None, in a field that accepts it, admits nothing: only calls whose cost is zero are admitted. The value of None
-	// is not a likely result of arithmetic, such as Unlimited-1. If a function of Update calculates with such a
-	// field, the function must first test the field for None and for Unlimited.
+	// None is the value of a field that admits nothing: only calls whose cost is zero are admitted. The comment of a
+	// field states whether the field accepts None. A function that is passed to Update must test such a field for None
+	// and for Unlimited before it calculates with the field. None is a large negative number, so that a calculation such
+	// as Unlimited-1 does not result in None.
 	None = -1 << 31
 )
 
 // Config configures a [Limiter].
 type Config struct {
-	// Name appears in errors, events and metrics. [Reservation.SettleEach] identifies a limit by its Name. An update
-	// cannot change the Name.
+	// Name identifies the limit in errors, events and metrics, and in [Reservation.SettleEach]. Update cannot change it.
 	Name string
 
-	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time of one token is
-	// rounded up to a nanosecond. Zero means that only Quotas limit the calls; then at least one quota is required.
-	// [None] admits nothing. [Unlimited] means that only Quotas, if there are any, limit the calls. If a 0 from
-	// another source means "nothing", convert the 0 to None.
+	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time of one token is rounded
+	// up to a nanosecond. [None] admits nothing. [Unlimited] means that only Quotas, if there are any, limit the calls.
+	// Zero also means that only Quotas limit the calls, but then at least one quota is required. If a 0 from another
+	// source means "nothing", convert the 0 to None.
 	Rate float64
 
 	// Burst is the number of tokens that calls may spend together after a pause. New starts with a full burst. Zero
 	// means the tokens of one second: Rate, rounded up. [None] admits nothing. If a 0 from another source means
-	// "nothing", convert the 0 to None. A burst must refill within 36 years. If Rate is zero or Unlimited, Burst must
-	// be 0.
+	// "nothing", convert the 0 to None. The time in which a burst refills, which is Burst / Rate, must be at most 36
+	// years. If Rate is zero or Unlimited, Burst must be 0.
 	Burst int
 
 	// Quotas limit the tokens of longer windows, such as a day. At most 8 quotas are allowed, and their windows must
-	// differ. A call takes its tokens from the burst and from every quota, or from none of these. No call waits for a
+	// differ. A call takes its tokens from the burst and from every quota, or takes no tokens. No call waits for a
 	// quota.
 	Quotas []Quota
 
 	// MaxWait is the maximum time that a call waits for its tokens. Zero means that no call waits. [Unlimited] means
-	// that a call waits until its ctx ends. Waiting calls are admitted in the order of their arrival, whatever they
-	// cost. A call does not wait if its tokens cannot come in time.
+	// that a call waits until its ctx is done. Waiting calls are admitted in the order of their arrival, regardless of
+	// their cost. If the tokens of a call will come later than MaxWait allows, or after the call's deadline, the call is
+	// refused without a wait.
 	MaxWait time.Duration
 
 	// Cost returns the number of tokens that a call takes. Nil means 1. A call whose cost is zero or less is always
-	// admitted. If a call costs more than the burst or a quota ever holds, the call is refused as [TooCostly].
+	// admitted. If a call costs more tokens than the burst or a quota can hold, the call is refused as [TooCostly].
 	Cost func(context.Context) int
 }
 
@@ -169,9 +172,10 @@ func (l *Limiter) use(cfg *Config) {
 	l.applyConfig(cfg, &l.meter)
 }
 
-// Do takes the tokens of a call, runs fn and returns the error of fn. If the tokens are not there yet, Do waits for
-// them, at most for MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx has already ended, Do
-// returns the error of ctx. If a policy within fn refused the call, Do gives the tokens back.
+// Do takes the tokens of a call, calls fn and returns the error of fn. If there are not enough tokens, Do waits for
+// them, at most for MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx is already done, Do returns
+// the error of ctx. If fn returns an error whose method Refused() bool returns true, an inner policy did not make the
+// call, and Do refunds the tokens.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	h, err := l.hold(ctx, byCost)
 	if err != nil {
@@ -184,19 +188,20 @@ func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error 
 	return err
 }
 
-// Wrap returns a function that runs next under Do.
+// Wrap returns a function that calls next under [Limiter.Do].
 func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Wait is like [Limiter.Do], for work that is not a single function: Wait takes the tokens, and its caller does the
-// work.
+// Wait takes the tokens of a call in the same way as [Limiter.Do], but calls no function. Use it for work that is not
+// a single function: the caller does the work after Wait has returned nil.
 func (l *Limiter) Wait(ctx context.Context) error {
 	_, err := l.hold(ctx, byCost)
 	return err
 }
 
-// Admit is like [Limiter.Wait]. It also returns the state of the limit after the call, for the headers of a response.
+// Admit is like [Limiter.Wait], but also returns the state of the limit after the call. A server can send this state
+// in the headers of its response.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	h, err := l.hold(ctx, byCost)
 	if err == nil {
@@ -205,10 +210,10 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	return l.decision(&l.meter, err), err
 }
 
-// byCost, as a number of tokens, means the number that Cost returns.
+// byCost is passed as a number of tokens. It represents the number that Cost returns.
 const byCost = -1
 
-// hold admits a call that takes n tokens.
+// hold admits a call that takes n tokens. n may be byCost.
 func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
 	cfg := l.setting.Load()
 	return l.enter(ctx, &l.meter, cfg, nil, n)
@@ -218,8 +223,8 @@ func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
 // not call Config.Cost and causes no event.
 func (l *Limiter) Allow() bool { return l.allow(&l.meter, 1) }
 
-// Reserve takes n tokens. If the tokens are not there yet, Reserve waits for them as Do does. [Reservation.Settle]
-// later corrects the number of tokens that the call used. A negative n is an error.
+// Reserve takes n tokens. If there are not enough tokens, Reserve waits for them in the same way as [Limiter.Do].
+// [Reservation.Settle] later corrects the number of tokens. Reserve returns an error if n is negative.
 func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	if n < 0 {
 		return nil, negative(l.setting.Load().Name, n)
@@ -254,10 +259,13 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
 // Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// changes nothing and returns an error. If change does not alter a field, that field continues to follow its default:
-// a new Rate brings a new Burst, unless Burst was set before or change sets Burst to a new value. Spent tokens stay
-// spent: if 7 of 10 tokens are spent, 13 of 20 remain. The spent tokens of a quota stay spent if the quota's window
-// stays the same. A waiting call keeps its place and its MaxWait. change must not use l.
+// changes nothing and returns an error. A field that change does not alter keeps its value, or continues to follow
+// its default. For example, a new Rate also changes the default of Burst. change must not call methods of l, because
+// Update holds a lock.
+//
+// Spent tokens stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13 tokens remain. The
+// spent tokens of a quota stay spent if the quota's window stays the same. A waiting call keeps its place and its
+// MaxWait.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }
