@@ -14,39 +14,43 @@
 //
 // # Guarantees
 //
-// With and without a Store:
+// A Cache guarantees, with and without a Store:
 //
 //   - A Get that starts after Write, Invalidate or InvalidateAll has returned gets a value at least as new as the
 //     data committed before that call. A load that was in flight may still answer the callers that joined it
 //     earlier, but its result is not cached.
-//   - At most one load of a key runs at a time: in a process or, with a Store, in all processes while its lease
-//     lasts. Only a load that was invalidated, canceled or timed out may run in parallel with the next one.
+//   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
+//     processes together, as long as its lease lasts. A lease is the right to load the key, and expires. A load that
+//     was invalidated, canceled or timed out, or that SkipMemory bypassed, may still run in parallel with the next
+//     load.
 //   - Errors and panics are never cached. If a load fails, it fails for all callers that wait for it, in every
 //     process.
 //   - After its TTL, a value is served only as Config.StaleWhileRevalidate, StaleIfError and SoftTimeout allow, and
 //     never after an invalidation.
-//   - A caller waits for a load only until its own ctx is done. When the last caller has canceled, the load is
+//   - A caller waits for a load only until the caller's own ctx is done. When the last caller has canceled, the load is
 //     canceled, unless Config.FinishLoads is set.
 //
 // # Several processes
 //
-// With a Store, a process always sees its own writes. It sees the writes of other processes when their notifications
-// arrive or, if the Store has no subscription, when the TTL has passed, extended by StaleWhileRevalidate and
-// StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round trip. While the
-// subscription is lost, memory is not used.
+// With a Store, a process always sees its own writes. It sees the write of another process when the Store notifies it
+// of the write. If the Store has no subscription for such notifications, the process may serve the old value from its
+// memory until the value's TTL has passed, extended by StaleWhileRevalidate and StaleIfError. A Get with
+// [GetOptions].SkipMemory sees all writes, at the cost of one round trip to the Store. While the subscription is lost,
+// the process serves no values from its memory.
 //
-// Write fences its key in the Store before it changes the source. If the process then dies before the invalidation,
-// other processes load the key, and do not read the old value from the Store.
+// Before it changes the source, Write sets a fence on its key in the Store. While the fence is in place, the Store has
+// no value for the key, and every process loads the key from the source. So if the process dies between the change and
+// the invalidation, other processes do not read the old value from the Store.
 //
 // A Store that loses data, by a restart, an eviction or a failover to a lagging replica, may return values from before
-// a Write until their TTL has passed, extended by StaleWhileRevalidate and StaleIfError. Run the Store without
-// persistence, because a restored snapshot has old values.
+// a Write. It may do so until the TTL of these values has passed, extended by StaleWhileRevalidate and StaleIfError.
+// Run the Store without persistence, because a restored snapshot has old values.
 //
 // # Sources
 //
 // The Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling Memcache at Facebook" (NSDI 2013); XFetch from
 // "Optimal Probabilistic Cache Stampede Prevention" (VLDB 2015); stale-while-revalidate and stale-if-error from RFC
-// 5861. Memory is a cache of github.com/maypok86/otter/v2.
+// 5861. The values in memory are stored in a cache of github.com/maypok86/otter/v2.
 package cacheaside
 
 import (
@@ -75,16 +79,16 @@ type Cache[K comparable, V any] struct {
 	seed      maphash.Seed
 	chance    func(below time.Duration) time.Duration
 	entries   *otter.Cache[K, *entry[V]]
-	tier      *tier // nil without a Store
+	tier      *tier // calls the Store; nil without a Store
 
-	hits          *otterstats.Counter // divided among processors: parallel hits share no cache line
+	hits          *otterstats.Counter // divided among processors, so that parallel hits share no cache line
 	stale, misses atomic.Int64
 
-	running sync.WaitGroup // the goroutines of the Cache
+	running sync.WaitGroup // counts the goroutines of the Cache, for Close
 	ended   chan struct{}  // closed when the first Close has returned
 
 	mu            sync.Mutex
-	flights       map[K]*flight[K, V]      // flights that a call may join; memory caches their results, unless fenced
+	flights       map[K]*flight[K, V]      // loads in progress that further calls may join, by key
 	loads         map[*load[K, V]]struct{} // loads with flights that have not finished
 	memoryEnabled bool                     // while false, memory is empty and stays empty
 	stats         Stats
@@ -106,10 +110,10 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
 		MaximumWeight: uint64(cfg.Capacity),
 		Weigher:       func(_ K, e *entry[V]) uint32 { return max(e.weight, 1) },
-		// Maintenance is short. On a goroutine, it could outlast Close.
+		// otter's maintenance is short, so it runs on the caller's goroutine. On a separate one, it could outlast Close.
 		Executor: func(fn func()) { fn() },
 	})
-	c.memoryEnabled = cfg.Store == nil // otherwise when the Store is being watched
+	c.memoryEnabled = cfg.Store == nil // with a Store, watch enables it
 	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.notifyGlobal)
@@ -119,15 +123,15 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	return c
 }
 
-// cfg returns the current settings. They are never modified.
+// cfg returns the current Config, with its defaults. A Config is never modified: Update replaces it.
 func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 
-// now returns the time since New. It reads only the monotonic clock, which takes half of the time of time.Now.
+// now returns the time since New. It reads only the monotonic clock, which takes half as long as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
 // Close cancels the loads in flight, whose callers get [ErrClosed], and waits for them. With a Store, it then retries
 // the invalidations that have not reached the Store. If some still fail, it returns an [*InvalidateError] that lists
-// them. Load, Middleware and observers must not call Close, which would wait for them.
+// them. Load, Middleware and observers must not call Close: Close would wait for them forever.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -168,34 +172,35 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
 // change receives the effective Config, with its defaults filled in, and must not call the Cache. A field that change
-// does not modify still follows its default. Test a field for [None] before calculating with it. If Update returns an
-// error, or change panics, nothing changes. Cached entries keep their expiration times, and loads in flight keep their
-// settings. A new Key must return the same strings as the previous one. Name, Store, Codec and Version cannot change.
+// does not modify still follows its default. A field may be [None], which is negative: test for it before calculating
+// with the field. If Update returns an error, or change panics, nothing changes. Cached entries keep their expiration
+// times, and loads in flight keep their settings. A new Key must return the same strings as the previous one. Name,
+// Store, Codec and Version cannot change.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }
 
-// allow returns an error that names the fields of next that must not differ from was.
+// allow returns an error that names each field of next that differs from was although it cannot change.
 func allow[K comparable, V any](was, next *Config[K, V]) error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Same("Name", was.Name, next.Name)
 	f.Same("Store", was.Store, next.Store)
 	f.Same("Codec", was.Codec, next.Codec)
 	f.Same("Version", was.Version, next.Version)
-	next.Store, next.Codec = was.Store, was.Codec // even if they cannot be compared
+	next.Store, next.Codec = was.Store, was.Codec // Same accepts some values that it cannot compare
 	return f.Err()
 }
 
-// follow applies the changed settings that the Cache has copies of.
+// follow applies a changed Config to the parts of the Cache that have copies of its fields.
 func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 	c.entries.SetMaximum(uint64(cfg.Capacity))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.grow(cfg.Capacity, cfg.Store != nil)
-	c.allAt = c.now() // without ReplicaLag, changes were not recorded until now
+	c.allAt = c.now() // without ReplicaLag, no changes were recorded: assume one of all keys now
 }
 
-// watch receives the invalidations of other processes until Close. While it cannot, memory is not used.
+// watch receives the invalidations of other processes until Close. While it cannot receive them, memory is not used.
 func (c *Cache[K, V]) watch() {
 	for lost := false; c.tier.ctx.Err() == nil; c.tier.sleep() {
 		err := c.tier.store.Watch(c.tier.ctx, func() {
@@ -220,8 +225,9 @@ func (c *Cache[K, V]) watch() {
 	}
 }
 
-// invalidateAllInMemory ends all entries and the right of all loads in flight to cache their results. From then on,
-// memory is used if enabled is true. Entries are freed in the background, because later messages must not wait for it.
+// invalidateAllInMemory invalidates all entries in memory. It also prevents all loads in flight from caching their
+// results there. Afterwards, memory is used only if enabled is true. The entries are freed in the background, because
+// the next notifications of the Store must not wait for that.
 func (c *Cache[K, V]) invalidateAllInMemory(enabled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,7 +238,7 @@ func (c *Cache[K, V]) invalidateAllInMemory(enabled bool) {
 	}
 }
 
-// storeKey returns key as converted for the Store, or "" without a Store.
+// storeKey returns key, converted to a string by Config.Key. Without a Store, it returns "".
 func (c *Cache[K, V]) storeKey(key K) string {
 	if c.tier == nil {
 		return ""
@@ -240,7 +246,8 @@ func (c *Cache[K, V]) storeKey(key K) string {
 	return c.cfg().Key(key)
 }
 
-// hashOf returns the hash of key, given its storeKey.
+// hashOf returns the hash of key. With a Store, this is the hash of storeKey, because other processes report the keys
+// that they have invalidated as strings.
 func (c *Cache[K, V]) hashOf(key K, storeKey string) uint32 {
 	if c.tier != nil {
 		return hash(storeKey)
@@ -248,7 +255,8 @@ func (c *Cache[K, V]) hashOf(key K, storeKey string) uint32 {
 	return uint32(maphash.Comparable(c.seed, key))
 }
 
-// recordChange records that the keys with a hash have changed now, if ReplicaLag needs that. The Cache is locked.
+// recordChange records that the keys with the given hash have changed now. Without ReplicaLag, it does nothing. The
+// Cache is locked.
 func (c *Cache[K, V]) recordChange(hash uint32) {
 	if c.cfg().ReplicaLag <= 0 {
 		return
@@ -272,7 +280,8 @@ func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err er
 	c.observers.Tell(ctx, e)
 }
 
-// notifySafely is like notify, for a goroutine of the Cache: there an observer's panic would end the program.
+// notifySafely is like notify, but logs the panic of an observer. The Cache uses it on its own goroutines, where a
+// panic would end the program.
 func (c *Cache[K, V]) notifySafely(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -18,7 +18,7 @@ import (
 type Codec[V any] interface {
 	// Encode returns the encoded value.
 	Encode(value V) ([]byte, error)
-	// Decode returns the value of which data is the encoding.
+	// Decode returns the value that Encode has encoded as data.
 	Decode(data []byte) (V, error)
 }
 
@@ -36,8 +36,9 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// survivesJSON reports whether JSON can restore a value of type t. It cannot restore the type of an interface's value,
-// encode a function, or read unexported fields. seen has the types visited, because a type may contain itself.
+// survivesJSON reports whether JSON can restore a value of type t. JSON cannot restore the type of an interface's
+// value, encode a function, or read unexported fields. seen has the types that have been visited, because a type may
+// contain itself.
 func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if marshals(reflect.PointerTo(t)) || seen[t] { // a *t has the methods of a t
 		return true
@@ -69,16 +70,16 @@ func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	return true
 }
 
-// marshals reports whether t encodes itself.
+// marshals reports whether t has a method that encodes it, as JSON or as text.
 func marshals(t reflect.Type) bool {
 	return t.Kind() != reflect.Interface && (t.Implements(jsonMarshaler) || t.Implements(textMarshaler))
 }
 
-// An envelope is a value as a Store has it: the version of this format, a checksum of everything that follows, flags,
-// the duration of the load, and the output of the Codec.
+// An envelope is the encoding of an entry for a Store. It consists of the version of this format, a checksum of all
+// bytes that follow, flags, the duration of the load, and the output of the Codec.
 const (
 	envelopeVersion = 5
-	envelopeHead    = 1 + 4 // version and checksum
+	envelopeHead    = 1 + 4 // bytes of the version and the checksum
 	envelopeLeast   = envelopeHead + 1 + 8
 
 	flagAbsent = 1
@@ -91,8 +92,8 @@ var (
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// recovered converts a panic of a Codec to an error. Otherwise, the panic would fail all keys of the load, and each
-// load of the key until its value has expired in the Store.
+// recovered converts a panic of a Codec to an error. Without it, the panic would fail the load, for all its keys. It
+// would then also fail each further load of the key, until the value that causes the panic has expired in the Store.
 func recovered(err *error) {
 	if v := recover(); v != nil {
 		*err = panics.New(fmt.Sprintf("the Codec panicked: %v", v), v, debug.Stack())
@@ -121,7 +122,7 @@ func (cfg *Config[K, V]) seal(e *entry[V]) (_ []byte, err error) {
 	return data, nil
 }
 
-// open decodes an envelope. It returns an entry without times.
+// open decodes an envelope. It does not set the times of the entry.
 func (cfg *Config[K, V]) open(data []byte) (_ *entry[V], err error) {
 	defer recovered(&err)
 	if len(data) < envelopeLeast || data[0] != envelopeVersion {

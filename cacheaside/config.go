@@ -12,11 +12,12 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// None, as a Config's Jitter or ErrorPause, switches it off. Test for it before calculating with a value.
+// None switches Config.Jitter or Config.ErrorPause off. It is negative, so test these fields for None before
+// calculating with them.
 const None = -1 << 31
 
 // Config configures a [Cache]. Zero fields have the defaults given below. A negative value is an error, except for
-// [None] where a field accepts it.
+// [None] in a field that accepts it.
 type Config[K comparable, V any] struct {
 	// Name identifies the Cache in errors, events and metrics.
 	Name string
@@ -24,20 +25,20 @@ type Config[K comparable, V any] struct {
 	// Load reads the value of key from the source. If the key does not exist, Load returns an error that matches
 	// [ErrNotFound]. Required.
 	//
-	// Load runs on its own goroutine. Its ctx has the values of the ctx of the call that started the load. The ctx
-	// is done when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the Cache is
-	// closed. Load may use it to Get other keys.
+	// Load runs on its own goroutine. Its ctx has the values of the ctx of the call that started the load. The ctx is done
+	// when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the Cache is closed. Load
+	// may call Get for other keys with this ctx.
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads several values for GetMany. A key that is missing from the map does not exist. If LoadMany
-	// returns an error that does not match [ErrNotFound], or an error that is joined with ErrNotFound, then the
-	// missing keys have failed. Nil means one Load for each key.
+	// LoadMany reads several values for GetMany. A key that is missing from the map does not exist, unless LoadMany
+	// returns an error other than [ErrNotFound]. Then the missing keys have failed with this error, even if it is joined
+	// with ErrNotFound. Nil means that GetMany calls Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, from the start of its load. Load can override it with [SetTTL]. Zero means
 	// 5 minutes.
 	TTL time.Duration
-	// Jitter is the largest share by which each TTL is shortened at random, at most 1. Zero means 0.1; [None] means
-	// no jitter.
+	// Jitter is the largest fraction by which a TTL is shortened at random, so that values that were loaded together do
+	// not expire together. It must not exceed 1. Zero means 0.1; [None] means no jitter.
 	Jitter float64
 	// StaleWhileRevalidate is how long after its TTL a value is still served, without delay, while it is refreshed
 	// in the background. Zero means never.
@@ -45,55 +46,60 @@ type Config[K comparable, V any] struct {
 	// StaleIfError is how long after its TTL a value is served if its load fails. A caller whose ctx is done before
 	// the load fails does not get the value, unless SoftTimeout has passed. Zero means never.
 	StaleIfError time.Duration
-	// ErrorPause is how long after a failed load a stale value is served without another load, in every process
-	// that shares the Store. Without a stale value, each call loads. ErrorPause is also how long a shard of the Store
-	// that has failed is not called. While the Store hangs, at most two callers wait for it in each ErrorPause. Zero
-	// means 1 second; [None] means no pause.
+	// ErrorPause is how long after a failed load a stale value is served without another load, in every process that
+	// shares the Store. If there is no stale value, the next call starts a load without a pause.
+	//
+	// ErrorPause is also how long the Cache does not call a shard of the Store after a call to that shard has failed.
+	// While the Store hangs, at most two callers wait for it in each ErrorPause. Zero means 1 second; [None] means no
+	// pause.
 	ErrorPause time.Duration
-	// RefreshAhead is the beta of XFetch, which refreshes fresh values in the background. A refresh is more likely
-	// toward the end of the TTL, and for a value whose load took long. 1 is the value of the paper; a higher value
-	// refreshes earlier. Zero means never.
+	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL has passed. A
+	// value is chosen for a refresh at random, with a higher probability toward the end of its TTL, and if its load took
+	// long. RefreshAhead is XFetch's parameter beta: 1 is the paper's default, and a higher number refreshes earlier. Zero
+	// means never.
 	RefreshAhead float64
 	// NotFoundTTL is how long ErrNotFound is cached. Zero means not at all.
 	NotFoundTTL time.Duration
-	// ReplicaLag is how long after a change Load may still read the old value, for example from a replica. A value
-	// loaded within ReplicaLag of a change to its key is served only until ReplicaLag has passed. If another process
-	// made the change, ReplicaLag counts from its notification. Zero means that Load always reads the latest value.
+	// ReplicaLag is how long after a change Load may still read the old value, for example from a replica. A value loaded
+	// within ReplicaLag of a change to its key is served only until ReplicaLag has passed. If another process made the
+	// change, ReplicaLag counts from the time when this process is notified of it. Zero means that Load always reads the
+	// latest value.
 	ReplicaLag time.Duration
 
 	// LoadTimeout limits the duration of each load. When it has passed, callers get a [*TimeoutError], even if Load
 	// ignores its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long after the start of a load its callers get a stale value that StaleIfError allows. The
-	// load continues. If only the Store has the value, callers get it when the Store has responded. Zero means never.
+	// SoftTimeout limits how long callers wait for a load if there is a stale value that StaleIfError allows. When
+	// SoftTimeout has passed since the start of the load, its callers get the stale value, and the load continues. If the
+	// stale value is only in the Store, callers get it when the Store has responded. Zero means no limit.
 	SoftTimeout time.Duration
 	// FinishLoads lets a load continue after its last caller has canceled. Set it if loads take longer than callers
 	// wait. By default the load is canceled.
 	FinishLoads bool
-	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent
-	// loads. A Middleware must call the wrapped function on the goroutine on which the Middleware was called, and
-	// before the Middleware returns.
+	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent loads.
+	// The function that Middleware returns must call the wrapped function on its own goroutine, and before it returns.
 	//
-	// To policies, ErrNotFound is an answer. If a policy refuses a load, the load has failed. If the load returns
-	// another answer, such as resilience.Answer(err), callers get that error, and no stale value.
+	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, the load has
+	// failed. If Load returns another error that is an answer, such as resilience.Answer(err), callers get that error and
+	// no stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. Zero means 10,000.
 	Capacity int
-	// Weight returns the weight of an entry, for example its size in bytes. Less than 1 counts as 1, which is also
-	// the weight of an absent key. An entry whose weight exceeds Capacity is not cached. Weight is called once for
+	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
+	// caches ErrNotFound has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once for
 	// each value, on the goroutine of its load. Nil means that each entry weighs 1.
 	Weight func(key K, value V) int
 
-	// Store is a cache that several processes share, behind the memory of each. Two Caches must not use the same
-	// Store value. Nil means that values are cached in memory only.
+	// Store is a second-level cache that several processes share. A Get that finds no fresh value in memory queries the
+	// Store. Two Caches in a process must not use the same Store value. Nil means that values are cached in memory only.
 	Store Store
-	// Key converts a key to a string for the Store. Different keys must have different strings. Nil formats strings
-	// and integers like %v; other types require a Key.
+	// Key converts a key to a string for the Store. Different keys must have different strings. Nil formats strings and
+	// integers like %v; for a K of another type, Key is required.
 	Key func(key K) string
-	// Codec encodes values for the Store. Nil means JSON. A V that JSON cannot restore requires a Codec: one with
-	// unexported fields or interfaces, or one that embeds a time.Time or another json.Marshaler next to other
-	// fields. Validate does not detect the embedded ones.
+	// Codec encodes values for the Store. Nil means JSON. If JSON cannot restore a V, a Codec is required. JSON cannot
+	// restore a V that has unexported fields or interfaces, or that embeds a time.Time or another json.Marshaler next to
+	// other fields. Validate does not detect such an embedded field.
 	Codec Codec[V]
 	// Version identifies the encoding of V. Increase it when the encoding changes. Programs with different Versions
 	// may share a Store: each Version has its own values, and invalidations apply to all Versions.
@@ -131,7 +137,7 @@ func (cfg Config[K, V]) Validate() error {
 	return f.Err()
 }
 
-const longest = time.Duration(1 << 61) // ErrorPause: 73 years, which can be added without overflow
+const longest = time.Duration(1 << 61) // the longest ErrorPause: 73 years, which can be added without overflow
 
 // withDefaults replaces zero fields by their defaults. It does not replace None, which is negative.
 func (cfg Config[K, V]) withDefaults() Config[K, V] {
@@ -159,10 +165,11 @@ func (cfg *Config[K, V]) weigh(key K, e *entry[V]) {
 // plainKey reports whether %v formats different values of t differently.
 func plainKey(t reflect.Type) bool {
 	k := t.Kind()
-	return k == reflect.String || reflect.Int <= k && k <= reflect.Uintptr // between them are the integers
+	return k == reflect.String || reflect.Int <= k && k <= reflect.Uintptr // all integer kinds
 }
 
-// writeKey formats the value itself, because a String method may return the same text for two values.
+// writeKey is the default of Config.Key. It does not call a String method of K, because such a method may return the
+// same text for two different keys.
 func writeKey[K comparable](key K) string {
 	v := reflect.ValueOf(key)
 	switch {

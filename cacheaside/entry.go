@@ -9,22 +9,23 @@ import (
 	"time"
 )
 
-// An entry is one value in memory. It is never modified after it was stored, because hits read it without a lock: a
-// copy replaces an entry that has expired, or whose refresh has failed. Times count from the start of the Cache.
+// An entry is the cached value of a key, or the cached fact that the key does not exist. An entry in memory is never
+// modified, because hits read it without a lock. To expire an entry, or to delay its next refresh, a modified copy
+// replaces it. All times are durations since New.
 type entry[V any] struct {
 	value  V
 	absent bool   // the key does not exist
 	lagged bool   // loaded within ReplicaLag of a change
 	weight uint32 // 0 counts as 1
 	mark   mark
-	fresh  time.Duration // fresh before this time
-	stale  time.Duration // served before this time, while it is refreshed
-	keep   time.Duration // served before this time if a load fails
-	pause  time.Duration // not refreshed before this time
+	fresh  time.Duration // the entry is fresh before this time
+	stale  time.Duration // the entry is served before this time, while it is refreshed
+	keep   time.Duration // the entry is served before this time if a load fails
+	pause  time.Duration // the entry is not refreshed before this time
 	took   time.Duration // duration of the load
 }
 
-// A freshness says what an entry may be used for.
+// A freshness is how an entry may be used.
 type freshness int
 
 const (
@@ -34,7 +35,7 @@ const (
 	fresh                          // served
 )
 
-// freshness returns what e may be used for. A nil e is unusable.
+// freshness returns how e may be used at the time now. A nil e is unusable.
 func (e *entry[V]) freshness(now time.Duration) freshness {
 	switch {
 	case e == nil:
@@ -54,15 +55,16 @@ func (e *entry[V]) usable(now time.Duration) bool {
 	return e.freshness(now) != unusable && !e.absent
 }
 
-// refreshEarly reports whether the current caller refreshes the fresh entry e, by the rule of XFetch: the probability
-// grows with the duration of the load, and toward the end of the TTL.
+// refreshEarly reports whether the current call should refresh e although e is fresh. It decides at random, like
+// XFetch: the probability grows with the duration of the load, and toward the end of the TTL.
 func (e *entry[V]) refreshEarly(beta float64, now time.Duration) bool {
 	left, reach := float64(e.fresh-now), beta*float64(e.took)
-	// Float64 is a multiple of 2^-53, and -ln(2^-53) is below 37, so no draw exceeds 37 times reach.
+	// The first comparison avoids most random numbers: rand.Float64 returns a multiple of 2^-53, and -ln(2^-53) is below
+	// 37, so the random number never exceeds 37 times reach.
 	return left < 37*reach && -math.Log(1-rand.Float64())*reach >= left
 }
 
-// setTimes sets the times of e, which is fresh for ttl after began. An absent key is never served stale.
+// setTimes sets the times of e, which is fresh for ttl after began. The absence of a key is never served stale.
 func (cfg *Config[K, V]) setTimes(e *entry[V], began, ttl time.Duration) {
 	e.fresh = later(began, ttl)
 	e.stale, e.keep = e.fresh, e.fresh
@@ -72,7 +74,7 @@ func (cfg *Config[K, V]) setTimes(e *entry[V], began, ttl time.Duration) {
 	}
 }
 
-// expired returns a copy of e that is no longer fresh. It is not served for longer than e would be.
+// expired returns a copy of e that is no longer fresh. The copy is not served for longer than e would be.
 func (cfg *Config[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	x := *e
 	cfg.setTimes(&x, min(e.fresh, now), 0)
@@ -85,7 +87,7 @@ func (e *entry[V]) endBy(end time.Duration) {
 	e.fresh, e.stale, e.keep = min(e.fresh, end), min(e.stale, end), min(e.keep, end)
 }
 
-// later returns t + d, or the longest Duration if that would overflow: a TTL may be as long as a Duration.
+// later returns t + d. If the sum would overflow, later returns the longest Duration, because a TTL may be that long.
 func later(t, d time.Duration) time.Duration {
 	if d > math.MaxInt64-max(t, 0) {
 		return math.MaxInt64
@@ -93,35 +95,38 @@ func later(t, d time.Duration) time.Duration {
 	return t + d
 }
 
-// changes counts the invalidations by other processes: of all keys, or of the keys of a bucket. Other processes name
-// keys as converted for the Store, which cannot be converted back. So a key is identified by its hash, and an
-// invalidation also invalidates the other keys of its bucket.
+// changes counts invalidations of all keys, and invalidations of single keys by other processes. Other processes report
+// keys as strings (see Config.Key), which cannot be converted back to keys. So the invalidations of single keys are
+// counted by the hashes of these strings, in buckets. An invalidation of a key also invalidates the other keys of its
+// bucket.
 type changes struct {
 	all   atomic.Uint32
-	table atomic.Pointer[buckets] // hits read it without a lock; replaced under Cache.mu
+	table atomic.Pointer[buckets] // hits read the table without a lock; replaced under Cache.mu
 
-	// The time of the last change by any process, guarded by Cache.mu. Changes that the Cache does not know about
-	// count as made when it was created, or at its last Update.
+	// The times of the last changes by any process: of all keys, and of single keys. They are guarded by Cache.mu. Changes
+	// before the Cache was created or last updated are not recorded. So allAt also has the time of New or Update.
 	allAt time.Duration
-	at    []time.Duration // by bucket; nil until ReplicaLag is used
+	at    []time.Duration // one for each bucket; nil until ReplicaLag is used
 }
 
-// buckets has the version of each bucket. The number of buckets is a power of two.
+// buckets has the version of each bucket, which is the number of its invalidations. A bucket consists of the keys whose
+// hashes have the same low bits. The number of buckets is a power of two.
 type buckets struct {
 	mask     uint32          // selects the bucket of a hash
 	versions []atomic.Uint32 // nil without a Store
 }
 
-// A mark is the version of a key when an entry or a flight started. It has the whole hash of the key, and so remains
-// valid when the number of buckets grows.
+// A mark is the version of a key at the start of a flight. If the version has changed since, the key was invalidated.
+// The mark has the whole hash of the key, so it remains valid when the number of buckets grows.
 type mark struct {
 	hash    uint32
 	version uint64
 }
 
-// grow creates about one bucket for each of n keys, at most a million. It does not reduce their number. A new bucket
-// has the version of the bucket that it was part of. The Cache is locked, because a change that is counted in the old
-// table would be lost.
+// grow makes the number of buckets at least n, but at most a million. It never reduces the number of buckets. A new
+// bucket gets the version of the bucket that had its keys before. If shared is false, there is no Store, and buckets
+// have no versions. The Cache is locked: otherwise a change could be counted in the old table after that has been
+// copied.
 func (c *changes) grow(n int, shared bool) {
 	size := uint32(1) << bits.Len(uint(min(max(n, 256), 1<<20)-1))
 	old := c.table.Load()
@@ -147,16 +152,16 @@ func (c *changes) grow(n int, shared bool) {
 	c.table.Store(next)
 }
 
-// touch counts an invalidation of the keys with a hash. The Cache is locked.
+// touch counts an invalidation of the keys with the given hash. The Cache is locked.
 func (c *changes) touch(hash uint32) {
 	t := c.table.Load()
 	t.versions[hash&t.mask].Add(1)
 }
 
-// hash returns the hash of a key as converted for the Store.
+// hash returns the hash of a key that Config.Key has converted to a string.
 func hash(storeKey string) uint32 { return crc32.ChecksumIEEE([]byte(storeKey)) }
 
-// version returns a number that changes with each invalidation of the keys with a hash.
+// version returns a number that changes with each invalidation of the keys with the given hash.
 func (c *changes) version(hash uint32) uint64 {
 	version := uint64(c.all.Load()) << 32
 	if t := c.table.Load(); t.versions != nil {
@@ -165,10 +170,10 @@ func (c *changes) version(hash uint32) uint64 {
 	return version
 }
 
-// holds reports whether no key with the hash of m was invalidated since m.
+// holds reports whether m is still valid, that is, whether its bucket has had no invalidation since.
 func (c *changes) holds(m mark) bool { return m.version == c.version(m.hash) }
 
-// lastChange returns the time of the last change to the keys with a hash. The Cache is locked.
+// lastChange returns the time of the last change to the keys with the given hash. The Cache is locked.
 func (c *changes) lastChange(hash uint32) time.Duration {
 	if c.at == nil {
 		return c.allAt

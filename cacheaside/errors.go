@@ -17,7 +17,7 @@ var (
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
-	// ErrNotPropagated matches every *InvalidateError.
+	// ErrNotPropagated means that an invalidation did not reach the Store. Every *InvalidateError matches it.
 	ErrNotPropagated = errors.New("cacheaside: invalidation not propagated")
 )
 
@@ -29,15 +29,15 @@ func (notFound) Answered() bool { return true }
 // errRemoteLoadFailed is the error of a caller that waited for a load of another process, which failed.
 var errRemoteLoadFailed = errors.New("the load of another process failed")
 
-// answered marks the error of a load that matches ErrNotFound by an Is method. Policies do not recognize such an error
-// as an answer.
+// answered marks an error of Load as an answer. It is needed for an error that matches ErrNotFound by its own Is
+// method, because policies do not recognize such an error as an answer.
 type answered struct{ error }
 
 func (a answered) Unwrap() error  { return a.error }
 func (a answered) Answered() bool { return true }
 
-// isNotFound reports whether err, returned by a load, means that the key does not exist, and nothing worse. A panic
-// with such an error is worse.
+// isNotFound reports whether err, returned by a load, means only that the key does not exist. It returns false for a
+// panic whose value is such an error, and for such an error that is joined with a failure.
 func isNotFound(err error) bool {
 	if !errors.Is(err, ErrNotFound) {
 		return false
@@ -72,13 +72,13 @@ func failures(err error) (failed []error) {
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that an invalidation did not reach the Store. The Cache retries it in the background.
-// Until then, other processes may read the old values, for at most their TTL, extended by StaleWhileRevalidate and
-// StaleIfError. The error matches [ErrNotPropagated].
+// Until a retry succeeds, other processes may read the old values, for at most their TTL, extended by
+// StaleWhileRevalidate and StaleIfError. The error matches [ErrNotPropagated].
 //
 // If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].
 type InvalidateError struct {
 	Name string
-	Keys []string // as converted for the Store; nil means all keys
+	Keys []string // as strings, converted by Config.Key; nil means all keys
 	Err  error    // the error of the Store for the first of Keys
 
 	inWrite bool  // Write returned the error
@@ -100,7 +100,7 @@ func (e *InvalidateError) Error() string {
 	return before + keys + " not invalidated in the store: " + e.Err.Error()
 }
 
-// Unwrap returns the error of the write, if the write failed, and Err.
+// Unwrap returns Err and, if the write failed, the error of the write.
 func (e *InvalidateError) Unwrap() []error {
 	if e.write == nil {
 		return []error{e.Err}
@@ -111,7 +111,8 @@ func (e *InvalidateError) Unwrap() []error {
 // Is reports whether target is [ErrNotPropagated].
 func (e *InvalidateError) Is(target error) bool { return target == ErrNotPropagated }
 
-// Answered reports whether the source has answered: it is true unless the write failed.
+// Answered reports whether the source has answered. It returns true if the write succeeded, or if the error of the
+// write is an answer.
 func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
 
 // Retryable reports whether the write failed with a retryable error. It is false if the write succeeded, because a
@@ -136,7 +137,7 @@ type TimeoutError struct {
 	Name      string
 	Operation string // "load" or "write"
 	After     time.Duration
-	Err       error // the error of the load; nil if it has not returned
+	Err       error // the error of the load; nil if the load has not returned
 }
 
 func (e *TimeoutError) Error() string {
@@ -156,7 +157,7 @@ func (e *TimeoutError) Is(target error) bool { return target == context.Deadline
 // Timeout returns true.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// prefix returns the start of the errors of a Cache.
+// prefix returns the start of the error messages of the Cache with a name.
 func prefix(name string) string {
 	if name == "" {
 		return "cacheaside: "
@@ -164,7 +165,7 @@ func prefix(name string) string {
 	return "cacheaside: " + name + ": "
 }
 
-// summarize formats keys: all of a few, and otherwise the first ones and their number.
+// summarize formats keys. If there are more than 10, it formats the first 10 and the number of all keys.
 func summarize[T any](keys []T) string {
 	const most = 10
 	verb := "%v"

@@ -9,7 +9,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A flightState is where a flight is between the first Get of its key and the answer for its callers.
+// A flightState is the progress of a flight, which is one load of a key and its callers. The flight starts with the
+// first Get of its key, and finishes when its load has ended.
 //
 //	           this process loads                Load has returned
 //	     ┌──────────────────────> flightLoading ──────────────────┐
@@ -26,29 +27,33 @@ import (
 //	flightAbandoned ───────────────────────────────────────> flightFinished
 //	                    Load has returned, or the Store has an answer
 //
-// With a Store, a flight starts in flightLookup, without one in flightLoading. Load has also returned if it has
-// panicked, or if Middleware has returned without calling Load.
+// A flight starts in flightLookup if the Cache has a Store, and otherwise in flightLoading. In the diagrams, "Load has
+// returned" includes that Load has panicked, and that Middleware has returned without calling Load.
 //
-// From flightAbandoned on, the callers have an error, which no longer changes. If Load runs, it continues. Its ctx is
-// done, unless a LoadMany has other flights that are not abandoned. For a flight that is abandoned in flightLookup,
-// Load is not called, and a lease that the Store then grants is released: the flight stays in flightAbandoned, unless
-// the Store has an answer. With FinishLoads, only a flight that is fenced or not current is abandoned when its last
-// caller cancels. A refresh in the background is a caller that never cancels, and so is one that was served a stale
-// value.
+// When a flight is abandoned, its callers get an error, which no longer changes. If Load is running, it continues, and
+// its ctx is done. But the ctx of a LoadMany is not done while it has other flights that are not abandoned.
 //
-// Callers may join a flight while it is current, that is, while it is in Cache.flights under its key and no
-// invalidation has come after its mark. An invalidation, a Get with SkipMemory and an answer end this. An
-// invalidation changes no state: the flight still answers its callers, but later callers start another flight.
+// If a flight is abandoned in flightLookup, Load is not called for it. If the Store then grants a lease, the lease is
+// released. The flight stays in flightAbandoned, unless the Store has an answer.
 //
-// Memory caches the result if the flight is current when it finishes, and is not fenced. The Store has its own rule:
-// it accepts the result of each flight that has a lease, even of an abandoned flight, unless the key was invalidated,
-// or another flight's result was stored, after the Store granted the lease. With ReplicaLag, only a current flight
-// fills the Store.
+// With FinishLoads, a flight whose last caller cancels is abandoned only if the flight is fenced or not current. A
+// refresh in the background counts as a caller that never cancels. A caller that was served a stale value also counts
+// as a caller that never cancels.
+//
+// Further callers may join a flight while the flight is current. A flight is current while it is in Cache.flights under
+// its key, and its key has not been invalidated since the flight started (see mark). A flight is no longer current
+// after an invalidation, after a Get with SkipMemory, or when it has its answer. An invalidation does not change the
+// state: the flight still answers its callers, but later callers start another flight.
+//
+// Memory caches the result if the flight is current when it finishes, and is not fenced. The Store has its own rule: it
+// accepts the result of each flight that has a lease, even if the flight is abandoned. It rejects the result if the key
+// was invalidated, or the result of another flight was stored, after it granted the lease. With ReplicaLag, only a
+// current flight stores its result in the Store.
 type flightState int
 
 const (
 	flightLookup    flightState = iota // the Store is queried, or another process loads the key
-	flightLoading                      // Load runs, or is about to
+	flightLoading                      // Load runs, or is about to run
 	flightFenced                       // Load runs, but its result must not be cached
 	flightAbandoned                    // the callers have an error; Load may still run
 	flightFinished                     // the load has ended, and the answer no longer changes
@@ -59,7 +64,7 @@ type flight[K comparable, V any] struct {
 	key       K
 	storeKey  string        // the key as converted for the Store
 	mark      mark          // when the flight started
-	soft      time.Duration // when SoftTimeout will have passed; 0 without one
+	soft      time.Duration // when SoftTimeout will have passed; 0 without a SoftTimeout
 	done      chan struct{} // closed when the callers have their answer
 	available chan struct{} // closed when fallback has a value from the Store
 
@@ -68,22 +73,22 @@ type flight[K comparable, V any] struct {
 	load     *load[K, V]
 	waiters  int // callers that have not canceled, and refreshes in the background
 	fallback fallback[V]
-	answer   result[K, V] // for the callers
+	answer   result[K, V] // the result for the callers
 
 	// Used only by the goroutine of the load.
 	lookup lookup
-	result result[K, V] // of the load, which becomes the answer unless the flight was abandoned
+	result result[K, V] // the result of the load: it becomes answer, unless the flight was abandoned
 }
 
 // A result is the outcome of a flight.
 type result[K comparable, V any] struct {
 	entry  *entry[V]
 	err    error
-	source Source      // SourceLoaded means by Load, even if Load failed; "" if another process failed
-	by     *load[K, V] // the LoadMany that failed with err
+	source Source      // SourceLoaded even if Load failed; "" if the load of another process failed
+	by     *load[K, V] // the load whose LoadMany failed with err; nil if there is none
 }
 
-// A fallback is a stale value, which a flight's callers may get while Load runs, or after it has failed.
+// A fallback is a stale value that the callers of a flight may get while Load runs, or after Load has failed.
 type fallback[V any] struct {
 	entry     *entry[V]
 	fromStore bool
@@ -96,7 +101,7 @@ type lookup struct {
 	unreadable bool     // the value in response was reported as unreadable
 }
 
-// leased reports whether this process has the lease, and so must fill the Store or release the lease.
+// leased reports whether this process has the lease. If so, it must store a value in the Store or release the lease.
 func (l *lookup) leased() bool { return l.response.State == Leased }
 
 // answered reports whether the callers of f have their answer. The Cache is locked.
@@ -104,8 +109,9 @@ func (f *flight[K, V]) answered() bool { return f.state >= flightAbandoned }
 
 func (f *flight[K, V]) name() string { return f.storeKey }
 
-// startFlight adds a flight to l. It has one waiter: a caller or, for a refresh in the background, l itself. The Cache
-// is locked.
+// startFlight adds a flight for key to l. Its number of waiters is 1, for a caller or for a refresh in the background.
+// old is the entry of key in memory, if any. If refresh is true, the Store grants a lease even if its value is fresh.
+// The Cache is locked.
 func (l *load[K, V]) startFlight(key K, storeKey string, old *entry[V], refresh bool) *flight[K, V] {
 	c := l.c
 	h := c.hashOf(key, storeKey)
@@ -129,7 +135,7 @@ func (l *load[K, V]) startFlight(key K, storeKey string, old *entry[V], refresh 
 	return f
 }
 
-// equalsItself reports whether key, as the key of a map, can be found. A key that contains a NaN cannot.
+// equalsItself reports whether a map can find key. It cannot find a key that contains a NaN.
 func equalsItself[K comparable](key K) bool {
 	same := key
 	return key == same
@@ -152,14 +158,15 @@ func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
 	return c.current(f.key) == f
 }
 
-// detach makes sure that the result of f is not cached, and that no further call joins f. The Cache is locked.
+// detach makes sure that memory does not cache the result of f, and that no further call joins f. The Cache is locked.
 func (c *Cache[K, V]) detach(f *flight[K, V]) {
 	if c.current(f.key) == f {
 		delete(c.flights, f.key)
 	}
 }
 
-// usableFallback returns the stale value that may replace the result of f, if there is one. The Cache is locked.
+// usableFallback returns the stale value that the callers of f may get instead of its result, if there is one. The
+// Cache is locked.
 func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallback[V] {
 	if c.current(f.key) == f && f.fallback.entry.usable(now) {
 		return f.fallback
@@ -170,8 +177,8 @@ func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallbac
 	return fallback[V]{}
 }
 
-// staleWhileLoading returns a stale value for a caller that still waits for f, or nil. late reports whether
-// SoftTimeout has passed.
+// staleWhileLoading returns a stale value that may be served to a caller that still waits for f. It returns nil if
+// there is none. late reports whether SoftTimeout has passed.
 func (c *Cache[K, V]) staleWhileLoading(f *flight[K, V], skipMemory, late bool) *entry[V] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,8 +193,8 @@ func (c *Cache[K, V]) staleWhileLoading(f *flight[K, V], skipMemory, late bool) 
 	return nil
 }
 
-// offerStale makes a value from the Store the fallback of f. The callers get it at once if it may be served during a
-// refresh, and otherwise if the load fails or SoftTimeout passes.
+// offerStale makes a value from the Store the fallback of f. The callers get the value immediately if
+// StaleWhileRevalidate allows it, and otherwise when the load fails or SoftTimeout has passed.
 func (c *Cache[K, V]) offerStale(f *flight[K, V], e *entry[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,8 +207,8 @@ func (c *Cache[K, V]) offerStale(f *flight[K, V], e *entry[V]) {
 	f.fallback = fallback[V]{e, true}
 }
 
-// settle makes r the answer of the callers of f, in a state that has one. The caller of settle closes done. The Cache
-// is locked.
+// settle makes r the answer for the callers of f, and sets the state of f. The caller of settle then closes f.done. The
+// Cache is locked.
 func (c *Cache[K, V]) settle(f *flight[K, V], state flightState, r result[K, V], now time.Duration) {
 	f.state, f.answer = state, r
 	if isFailure(r.err) && !behavior.IsAnswered(r.err) {
@@ -222,8 +229,8 @@ func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
 	}
 }
 
-// leave removes one waiter from f. Without waiters, f is abandoned unless FinishLoads is set, f is current and it is
-// not fenced. The Cache is locked.
+// leave removes one waiter from f. If f then has no waiters, f is abandoned. But with FinishLoads, f is abandoned only
+// if it is fenced or not current. The Cache is locked.
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	f.waiters--
 	finishes := f.load.cfg.FinishLoads && f.state != flightFenced && c.current(f.key) == f
@@ -236,7 +243,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 // postponeRefresh delays the next refresh of the stale value of f, whose load has failed. The Cache is locked.
 func (c *Cache[K, V]) postponeRefresh(f *flight[K, V], now time.Duration) {
 	pause := f.load.cfg.ErrorPause
-	e := cmp.Or(c.peek(f.key), f.fallback.entry) // memory may have evicted it
+	e := cmp.Or(c.peek(f.key), f.fallback.entry) // memory may have evicted the entry
 	if pause > 0 && e != nil && c.memoryEnabled && c.current(f.key) == f {
 		x := *e
 		x.pause, x.mark = now+pause, f.mark

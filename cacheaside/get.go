@@ -9,14 +9,17 @@ import (
 
 // GetOptions are options of a single Get. The zero value selects the defaults.
 type GetOptions struct {
-	// SkipMemory makes the call query the Store, so that it sees the invalidations of other processes at once. Without a
-	// Store the call starts a new load. The new result replaces the entry in memory, which does not cache the result of
-	// a load that was in flight. The Store may have that result, and the call may return it. Stale values are served
-	// only from the Store, as Config.StaleWhileRevalidate and StaleIfError allow.
+	// SkipMemory makes the call ignore the value in memory. With a Store, the call queries the Store, which knows the
+	// invalidations of all processes. Without a Store, the call starts a new load. The result replaces the value in
+	// memory.
+	//
+	// If another load of the key is in flight, memory does not cache the result of that load. But the Store may cache it,
+	// and the call may return it. Stale values are served only from the Store, as Config.StaleWhileRevalidate and
+	// StaleIfError allow.
 	SkipMemory bool
 }
 
-// A Source says where the result of a [Cache.GetWith] comes from.
+// A Source is the origin of the result of [Cache.GetWith].
 type Source string
 
 const (
@@ -28,7 +31,7 @@ const (
 // Get returns the value of key. It returns the value in memory if that is fresh, otherwise the value in the Store,
 // and otherwise the result of Load.
 //
-// If ctx ends first, the error wraps context.Cause(ctx). An error of Load is returned unchanged, except to callers
+// If ctx is done first, the error wraps context.Cause(ctx). An error of Load is returned unchanged, except to callers
 // that waited for a load of another process. The Cache itself returns [ErrNotFound], [*TimeoutError] and [ErrClosed].
 // If Load panics or calls [runtime.Goexit], the error has a method Stack() []byte, and wraps the value of the panic if
 // that is an error.
@@ -72,16 +75,16 @@ type request[K comparable, V any] struct {
 	key          K
 	storeKey     string
 	skipMemory   bool
-	refreshEarly bool // memory has a fresh value, which RefreshAhead refreshes
+	refreshEarly bool // memory has a fresh value, and RefreshAhead starts a refresh
 
-	entry  *entry[V]     // to serve at once; nil if the request waits for flight
+	entry  *entry[V]     // the entry to serve immediately; nil if the request waits for flight
 	flight *flight[K, V] // nil if the request does not wait
-	left   bool          // ctx ended before the flight's answer
+	left   bool          // ctx was done before the flight had an answer
 	source Source        // of the result; "" if the request failed
 }
 
-// enter makes each request join a flight, or finds an entry that it is served at once. One load runs all flights
-// that start here. enter reports false if the Cache is closed.
+// enter finds for each request an entry in memory that may be served, or makes the request join the flight of its key.
+// All flights that enter starts share one load. enter returns false if the Cache is closed.
 func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Duration, many bool) bool {
 	for i := range rs {
 		rs[i].storeKey = c.storeKey(rs[i].key)
@@ -102,8 +105,9 @@ func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Du
 	return true
 }
 
-// join decides how r gets its value. A flight that starts belongs to l; join returns l, or a new load if l is nil and
-// a flight starts. The Cache is locked. Memory is read again, because a flight may have finished since.
+// join decides how r gets its value: from memory, from a flight in progress, or from a new flight. It adds a new flight
+// to l, or to a new load if l is nil, and returns that load. It reads memory again, because a flight may have finished
+// since memory was read without the lock. The Cache is locked.
 func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V], now time.Duration) *load[K, V] {
 	var e *entry[V]
 	if r.skipMemory {
@@ -135,7 +139,7 @@ func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V],
 	return l
 }
 
-// serve returns the entry that r is served, or its error.
+// serve returns the entry that answers r, or the error of r.
 func (c *Cache[K, V]) serve(ctx context.Context, r *request[K, V]) (*entry[V], error) {
 	switch {
 	case r.flight != nil:
@@ -147,7 +151,7 @@ func (c *Cache[K, V]) serve(ctx context.Context, r *request[K, V]) (*entry[V], e
 	return r.entry, nil
 }
 
-// wait waits for the answer of a flight, or for a stale value that may be served before.
+// wait waits for the answer of the flight of r. It returns a stale value if one may be served before that.
 func (c *Cache[K, V]) wait(ctx context.Context, r *request[K, V]) (*entry[V], error) {
 	f := r.flight
 	var soft <-chan time.Time
@@ -184,7 +188,8 @@ func (c *Cache[K, V]) wait(ctx context.Context, r *request[K, V]) (*entry[V], er
 	}
 }
 
-// receive returns the answer of the flight of r. If the load failed, this is a stale value where one is allowed.
+// receive returns the answer of the flight of r. If the load failed, receive returns a stale value if one may be
+// served.
 func (c *Cache[K, V]) receive(ctx context.Context, r *request[K, V]) (*entry[V], error) {
 	f := r.flight
 	a, b := f.answer, f.fallback
@@ -201,7 +206,8 @@ func (c *Cache[K, V]) receive(ctx context.Context, r *request[K, V]) (*entry[V],
 	return a.entry, a.err
 }
 
-// serveStale counts and reports that r is served e after its TTL. err is the error of the load, if the load failed.
+// serveStale returns e, and counts and reports that e is served after its TTL. err is the error of the load, if the
+// load failed.
 func (c *Cache[K, V]) serveStale(ctx context.Context, r *request[K, V], e *entry[V], err error) *entry[V] {
 	c.stale.Add(1)
 	r.source = SourceStale
@@ -209,7 +215,8 @@ func (c *Cache[K, V]) serveStale(ctx context.Context, r *request[K, V], e *entry
 	return e
 }
 
-// userValue returns the value of an entry for a caller.
+// userValue returns the value of e, cloned if the Config has a Clone. If e caches ErrNotFound, userValue returns that
+// error.
 func (cfg *Config[K, V]) userValue(e *entry[V]) (v V, err error) {
 	switch {
 	case e.absent:
@@ -220,7 +227,8 @@ func (cfg *Config[K, V]) userValue(e *entry[V]) (v V, err error) {
 	return e.value, nil
 }
 
-// peek returns the entry of key, however old, or nil.
+// peek returns the entry of key in memory, which may be too old to be served. It returns nil if there is none, or if it
+// was invalidated.
 func (c *Cache[K, V]) peek(key K) *entry[V] {
 	if e, ok := c.entries.GetIfPresent(key); ok && c.holds(e.mark) {
 		return e

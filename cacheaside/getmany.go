@@ -8,9 +8,9 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// GetMany returns the values of keys, each as [Cache.Get] would. It loads the missing values with one LoadMany. A key
-// that does not exist is not in the map. The error joins the errors of the other keys that are not in the map. If ctx
-// ends, the map has the values found until then.
+// GetMany returns the values of keys, each as [Cache.Get] would. It loads the missing values with one call to LoadMany,
+// if the Config has one. A key that does not exist is not in the map. The error joins the errors of the other keys that
+// are not in the map. If ctx is done first, the map has the values that were found until then.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
@@ -67,7 +67,8 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	return values, errors.Join(errs...)
 }
 
-// A failure is the error of one key, or of consecutive keys of the same LoadMany, which is reported once.
+// A failure is an error that is reported once: for one key, or for consecutive keys that failed in the same call to
+// LoadMany.
 type failure[K comparable, V any] struct {
 	by   *load[K, V] // nil for one key
 	keys []K

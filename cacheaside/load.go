@@ -21,8 +21,8 @@ import (
 type load[K comparable, V any] struct {
 	c       *Cache[K, V]
 	cfg     *Config[K, V]      // the settings when the load started
-	caller  context.Context    // of the call that started the load
-	ctx     context.Context    // of the load: it has the values of caller, and its own end
+	caller  context.Context    // the ctx of the call that started the load
+	ctx     context.Context    // the load's own ctx, with the values of caller
 	cancel  context.CancelFunc // cancels ctx
 	start   time.Duration
 	many    bool            // the load calls LoadMany
@@ -34,12 +34,13 @@ type load[K comparable, V any] struct {
 	found       map[K]V        // result of LoadMany
 }
 
-// loadKey is the key of the innermost load among the values of a ctx.
+// loadKey is the key of a ctx's value that is the innermost load in progress.
 type loadKey struct{}
 
-// newLoad returns a load that starts at start. Its ctx has the values of the caller's ctx, but not its end, its work,
-// or the mark of a retrier that retries the caller: a load has other callers, and a refresh has none, so its own
-// retrier must retry it. The Cache is locked, so that timeOut finds a complete load.
+// newLoad returns a load that starts at start. A load may have several callers, and a background refresh has none. So
+// the load's ctx has only the values of the caller's ctx: it is not done when the caller's ctx is done, and the load is
+// not part of the caller's work. It also does not have the mark of a retrier that retries the caller, because a retrier
+// in Middleware must retry the load nevertheless. The Cache is locked, so that timeOut finds a complete load.
 func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start time.Duration) *load[K, V] {
 	l := &load[K, V]{c: c, cfg: cfg, caller: caller, start: start}
 	values := attempt.With(linger.Apart(context.WithoutCancel(caller)), 0)
@@ -47,15 +48,16 @@ func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start t
 	ctx, cancel := context.WithDeadline(context.WithValue(values, loadKey{}, l), deadline)
 	stop := context.AfterFunc(ctx, l.timeOut)
 	l.ctx, l.cancel = ctx, func() {
-		stop() // otherwise each load would end with a goroutine that finds no timeout
+		stop() // otherwise cancel would start timeOut on another goroutine, without a timeout
 		cancel()
 	}
 	return l
 }
 
-// SetTTL sets the TTL of the results of the load that has ctx, including ErrNotFound. No jitter is applied. If ttl is
-// zero or negative, the results are not cached. If Middleware retries the load, only the SetTTL of the last attempt
-// counts. Call SetTTL on the goroutine of the load. With any other ctx it has no effect.
+// SetTTL sets the TTL of the results of a load, including ErrNotFound. ctx must be the ctx that Load or LoadMany has
+// received, or be derived from it. No jitter is applied. If ttl is zero or negative, the results are not cached. If
+// Middleware retries the load, only the SetTTL of the last attempt counts. Call SetTTL on the goroutine of the load.
+// With any other ctx it has no effect.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l, ok := ctx.Value(loadKey{}).(interface{ setTTL(time.Duration) }); ok {
 		l.setTTL(ttl)
@@ -76,8 +78,8 @@ func (c *Cache[K, V]) launch(l *load[K, V]) {
 	})
 }
 
-// growStack grows the stack of a new goroutine. Otherwise the stack grows during the load, where copying it costs
-// more than everything else that a load does.
+// growStack grows the stack of a new goroutine. Otherwise the stack would grow during the load. Copying it there costs
+// more than everything else that the Cache does for a load.
 //
 //go:noinline
 func growStack(i int) byte {
@@ -97,7 +99,7 @@ func (l *load[K, V]) run(lookup bool) {
 	if len(l.flights) == 0 {
 		return
 	}
-	l.began = l.c.now() // a policy may return a result without an attempt
+	l.began = l.c.now() // in case a policy in Middleware returns without an attempt
 	err := l.call()
 	l.took = l.c.now() - l.began
 	for _, f := range l.flights {
@@ -110,7 +112,8 @@ func (l *load[K, V]) run(lookup bool) {
 	}
 }
 
-// timeOut abandons the flights of l if LoadTimeout has passed, even if Load ignores its ctx.
+// timeOut abandons the flights of l if LoadTimeout has passed: their callers get a TimeoutError, even if Load ignores
+// its ctx.
 func (l *load[K, V]) timeOut() {
 	c, err := l.c, &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
 	var late []*flight[K, V]
@@ -119,7 +122,7 @@ func (l *load[K, V]) timeOut() {
 		c.mu.Unlock()
 		return
 	}
-	c.running.Add(1) // Close has not started to wait
+	c.running.Add(1) // allowed, because Close does not wait yet
 	defer c.running.Done()
 	now := c.now()
 	for _, f := range l.flights {
@@ -136,8 +139,8 @@ func (l *load[K, V]) timeOut() {
 	}
 }
 
-// failAll finishes the remaining flights after a function of the application has panicked with value, or has called
-// runtime.Goexit.
+// failAll finishes the remaining flights of l with an error, after a function of the application has panicked with
+// value. A nil value means that the function has called runtime.Goexit.
 func (l *load[K, V]) failAll(value any) {
 	if len(l.flights) == 0 {
 		return
@@ -168,8 +171,9 @@ func (l *load[K, V]) remove(gone func(*flight[K, V]) bool) {
 	}
 }
 
-// dropAbandoned removes the abandoned flights, for which Load need not run, and releases their leases. If loads is
-// true, the other flights leave flightLookup.
+// dropAbandoned removes the abandoned flights from l, because Load need not run for them, and releases their leases.
+// loads reports whether this process now loads the other flights. Then their state changes from flightLookup to
+// flightLoading or flightFenced.
 func (l *load[K, V]) dropAbandoned(loads bool) {
 	var abandoned []*flight[K, V]
 	l.c.mu.Lock()
@@ -189,7 +193,7 @@ func (l *load[K, V]) dropAbandoned(loads bool) {
 	l.release(abandoned, false)
 }
 
-// split moves some flights of l to other loads, each of up to size flights.
+// split moves some flights of l to new loads, with at most size flights each.
 func (l *load[K, V]) split(some []*flight[K, V], size int) {
 	c := l.c
 	c.mu.Lock()
@@ -219,7 +223,7 @@ func (l *load[K, V]) call() (err error) {
 			err := l.attempt(ctx)
 			succeeded = err == nil
 			if isNotFound(err) && !behavior.IsAnswered(err) {
-				err = answered{err} // err matches by an Is method, which policies do not call
+				err = answered{err} // err matches ErrNotFound by an Is method, which policies do not call
 			}
 			return err
 		})(l.ctx)
@@ -235,7 +239,7 @@ func (l *load[K, V]) call() (err error) {
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 	if l.ctx.Err() != nil {
-		return ended.Error(l.ctx) // an earlier attempt's values keep their times
+		return ended.Error(l.ctx) // without a change to l.began, the start of an earlier attempt
 	}
 	l.began, l.ttl = l.c.now(), nil
 	if !l.many {
@@ -253,8 +257,8 @@ func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 	return err
 }
 
-// classify sets the result of f after a call that returned err. A key that does not exist has the error, and also an
-// entry if its absence is cached.
+// classify sets the result of f after Load or LoadMany has returned err. For a key that does not exist, the result has
+// ErrNotFound and, if that is to be cached, also an entry.
 func (l *load[K, V]) classify(f *flight[K, V], err error) {
 	value := l.value
 	f.result = result[K, V]{source: SourceLoaded}
@@ -262,7 +266,7 @@ func (l *load[K, V]) classify(f *flight[K, V], err error) {
 		var ok bool
 		value, ok = l.found[f.key]
 		switch {
-		case ok: // even if other keys failed
+		case ok: // the key was loaded, even if other keys failed
 			err = nil
 		case err == nil:
 			err = ErrNotFound
@@ -301,8 +305,8 @@ func (l *load[K, V]) classify(f *flight[K, V], err error) {
 	}
 }
 
-// finish ends flights of l that have their results: it caches the results, counts and reports the loads, and answers
-// the callers.
+// finish ends flights of l whose results have been set. It caches the results, counts and reports the loads, and
+// answers the callers.
 func (l *load[K, V]) finish(flights []*flight[K, V]) {
 	c, now := l.c, l.c.now()
 	waited, kinds := make([]bool, len(flights)), make([]EventKind, len(flights))
@@ -334,7 +338,7 @@ func (l *load[K, V]) finish(flights []*flight[K, V]) {
 	}
 	l.remove(func(f *flight[K, V]) bool { return f.state == flightFinished })
 	c.mu.Unlock()
-	defer func() { // even if an observer ends the goroutine
+	defer func() { // even if an observer calls runtime.Goexit
 		for i, f := range flights {
 			if waited[i] {
 				close(f.done)
@@ -352,9 +356,9 @@ func (l *load[K, V]) finish(flights []*flight[K, V]) {
 	}
 }
 
-// count counts a load that returned err, and returns the kind of the event that reports it. An abandoned load, for
-// which no caller waited, has been counted already: if it panicked, count counts and reports the panic; otherwise it
-// returns "". The Cache is locked.
+// count counts a load that returned err, and returns the kind of the event that reports it. waited reports whether the
+// load was not abandoned before. An abandoned load has already been counted, so count returns "" for it. But if it
+// panicked, count counts it again and returns the event for the panic. The Cache is locked.
 func (c *Cache[K, V]) count(err error, waited bool) EventKind {
 	kind, n, panicked := EventLoaded, &c.stats.Loaded, false
 	switch {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A shardState is what a process knows about a shard of the Store.
+// A shardState is what this process assumes about a shard, a part of the Store that may fail while other parts work.
 //
 //	          a call fails                       a call fails
 //	      ┌───────────────────────┐          ┌────────────────┐
@@ -15,10 +15,10 @@ import (
 //	   └──────────────────────────┴──────────────────────┘
 //	                     a call succeeds
 //
-// A shard that is up is always called. All suspects together are called one at a time, and after a call has failed they
-// are not called until a pause is over. The same holds for all shards that are down. So in each pause, at most two
-// callers wait for a Store that hangs, whatever its number of shards. The price is that a healthy suspect is skipped
-// while another suspect is being called.
+// A shard that is up is always called. Of all suspect shards together, one is called in each pause, which is
+// Config.ErrorPause long. If that call succeeds, the next suspect may be called immediately. The same rule applies to
+// all shards that are down. So if the whole Store hangs, at most two callers wait for it in each pause, however many
+// shards it has. The price is that a healthy suspect is skipped while another suspect is being called.
 type shardState int
 
 const (
@@ -27,26 +27,26 @@ const (
 	shardDown                      // its last call failed
 )
 
-// slowFailure is the least duration of a failed call that counts as hung. A faster failure makes no other shard a
-// suspect, because its caller hardly waits.
+// slowFailure is the duration from which on a failed call counts as hung. A call that fails faster hardly delays its
+// caller, so it does not make other shards suspects.
 const slowFailure = 10 * time.Millisecond
 
-// errPaused is the error of a call that is not made, because another call failed less than a pause ago.
+// errPaused is the error for a call that the Cache does not make, because another call failed less than a pause ago.
 var errPaused = errors.New("the Store failed less than ErrorPause ago")
 
 // An outage decides which shards are called while some of them fail.
 type outage struct {
 	shards [256]struct {
 		state    shardState
-		hung     bool          // it is down, and counts as hung since its last failure
+		hung     bool          // the shard is down, and calls to it are assumed to hang
 		answered time.Duration // when its last successful call returned
 	}
 	down int                          // number of shards that are down
 	next [shardDown + 1]time.Duration // by state: when a shard in that state may be called
 }
 
-// admit reports whether shard is called now. A call that propagates a change is also made to a shard that is down but
-// did not hang, because the source has already changed.
+// admit reports whether shard may be called now. change reports whether the call propagates a change to the Store. Such
+// a call may also be made to a shard that is down but does not hang, because the source has already changed.
 func (o *outage) admit(shard uint8, change bool, now, pause time.Duration) bool {
 	s := &o.shards[shard]
 	switch {
@@ -59,7 +59,7 @@ func (o *outage) admit(shard uint8, change bool, now, pause time.Duration) bool 
 	return true
 }
 
-// succeed records a call that succeeded. The next shard in the same state may be called immediately.
+// succeed records a call that succeeded. Another shard in the same state may then be called immediately.
 func (o *outage) succeed(shard uint8, now time.Duration) {
 	s := &o.shards[shard]
 	if s.state == shardDown {
@@ -69,8 +69,10 @@ func (o *outage) succeed(shard uint8, now time.Duration) {
 	s.state, s.answered = shardUp, now
 }
 
-// fail records a failed call that started at began. If the Store has begun to hang, then all shards that are down count
-// as hung, and the others become suspects, except for the shards that have answered in the second half of the call.
+// fail records a failed call that started at began. If the call has hung, and earlier calls to the shard did not, then
+// the whole Store may have started to hang. In this case all shards that are down are assumed to hang, and the shards
+// that are up become suspects. Only a shard that has answered another call during the second half of this call stays
+// up.
 func (o *outage) fail(shard uint8, began, now, pause time.Duration) {
 	s := &o.shards[shard]
 	was, hung := s.state, now-began >= slowFailure

@@ -11,25 +11,26 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// Intervals between two lookups while another process loads a key.
+// The first and the longest pause between two queries of the Store while another process loads a key.
 const (
 	pollFirst = 5 * time.Millisecond
 	pollMost  = 100 * time.Millisecond
 )
 
-// A step is what a flight in flightLookup does after a response of the Store.
+// A step is the next action of a flight in flightLookup after a response of the Store.
 type step int
 
 const (
-	stepLoad  step = iota // leave flightLookup: this process loads
+	stepLoad  step = iota // this process loads the key: leave flightLookup
 	stepServe             // finish with the entry of the response
 	stepFail              // finish with an error
-	stepPoll              // another process loads: query the Store again after a pause
-	stepTake              // there is no usable entry: query the Store again at once, for the lease
+	stepPoll              // another process loads the key: query the Store again after a pause
+	stepTake              // there is no usable entry: query the Store again without a pause, for the lease
 )
 
-// nextStep returns the step after a response in state s, "" if there was none, with entry e, nil if there is none
-// that can be read. waited reports whether the flight has waited for a load of another process.
+// nextStep returns the step after a response of the Store. s is the State of the response, or "" if there was no
+// response. e is the entry of the response, or nil if the response has no entry that can be read. waited reports
+// whether the flight has waited for a load of another process.
 func nextStep[V any](s State, e *entry[V], waited bool, now time.Duration) step {
 	f := e.freshness(now)
 	switch {
@@ -47,8 +48,8 @@ func nextStep[V any](s State, e *entry[V], waited bool, now time.Duration) step 
 	return stepFail
 }
 
-// lookUp queries the Store about the flights of l, and finishes the flights for which it has a result. For the flights
-// that remain in l, this process loads.
+// lookUp queries the Store about the flights of l, and finishes the flights for which it has a result. This process
+// must load the flights that remain in l.
 func (l *load[K, V]) lookUp() {
 	c, began := l.c, l.c.now()
 	for {
@@ -79,7 +80,7 @@ func (l *load[K, V]) lookUp() {
 				finished = append(finished, f)
 			case stepPoll:
 				c.offerStale(f, e)
-				f.lookup.request.Refresh, f.lookup.unreadable = false, false // the next value is another one
+				f.lookup.request.Refresh, f.lookup.unreadable = false, false // the next response has another value
 				f.lookup.request.WaitToken = cmp.Or(f.lookup.request.WaitToken, r.WaitToken)
 				pause = min(pause, max(r.Wait, time.Millisecond))
 				again = append(again, f)
@@ -92,12 +93,12 @@ func (l *load[K, V]) lookUp() {
 		if len(again) == 0 {
 			return
 		}
-		if len(again) < len(l.flights) { // the others load now, and do not wait for these
+		if len(again) < len(l.flights) { // the other flights load now, and do not wait
 			l.split(again, len(again))
 			return
 		}
 		if idle {
-			// The longer the load takes, the longer the pauses: polling adds at most an eighth to the wait.
+			// The pauses grow with the duration of the load, so that polling adds only about an eighth to the wait.
 			pause = min(max((c.now()-began)/8, pollFirst), pause)
 			select {
 			case <-time.After(pause/2 + c.chance(pause)):
@@ -109,10 +110,11 @@ func (l *load[K, V]) lookUp() {
 	}
 }
 
-// query queries the Store about the flights of l, and returns when it did. It waits for the responses even if l is
-// canceled: other processes would wait for a lease that this process does not know about.
+// query queries the Store about the flights of l, and returns the time when it started. It waits for the responses even
+// if l is canceled. Otherwise this process might hold a lease without knowing it, and other processes would wait for
+// the lease.
 func (l *load[K, V]) query() (at time.Duration) {
-	t, at := l.c.tier, l.c.now() // before trusts: a later invalidation is later than at
+	t, at := l.c.tier, l.c.now() // before trusts, so that at is before any invalidation that trusts does not see
 	each(t, l.flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		var requests []Request
 		var asked []*flight[K, V]
@@ -142,8 +144,8 @@ func (l *load[K, V]) query() (at time.Duration) {
 	return at
 }
 
-// read decodes the value of a response to a query that was made at a time. It returns nil if there is no value, or if
-// the value cannot be read.
+// read decodes the value in the response about f. asked is the time of the query. read returns nil if there is no
+// value, or if the value cannot be decoded.
 func (l *load[K, V]) read(f *flight[K, V], asked time.Duration) *entry[V] {
 	r := &f.lookup.response
 	if r.Value == nil || f.lookup.unreadable {
@@ -157,7 +159,7 @@ func (l *load[K, V]) read(f *flight[K, V], asked time.Duration) *entry[V] {
 	l.cfg.weigh(f.key, e)
 	l.cfg.setTimes(e, asked, r.Fresh) // not from now: the response may have taken a while
 	if e.lagged {
-		e.endBy(e.fresh) // the Store has it for no longer
+		e.endBy(e.fresh) // ReplicaLag may end then, so the value must not be served stale
 	}
 	return e
 }
@@ -168,9 +170,10 @@ type storedFlight[K comparable, V any] struct {
 	data []byte
 }
 
-// fill stores the results of the flights that have a lease, or releases the lease. A release tells other processes that
-// the load failed, unless a policy refused it, its error is an answer, or it was canceled. fill returns the calls to
-// Fill that failed.
+// fill ends the leases of the flights. If a flight has a result that may be shared, fill stores the result, and
+// otherwise it releases the lease. If the load failed, the release reports this to other processes. It does not report
+// a load that a policy refused, that was canceled, or whose error is an answer. fill returns the calls to Store.Fill
+// that failed.
 func (l *load[K, V]) fill() (failures []failedFill[K, V]) {
 	c, t := l.c, l.c.tier
 	if t == nil {
@@ -201,7 +204,7 @@ func (l *load[K, V]) fill() (failures []failedFill[K, V]) {
 			full = append(full, storedFlight[K, V]{f, data})
 		}
 	}
-	pending := t.propagate(l.ctx, outdated, "", t.store.Invalidate) // in parallel: callers wait
+	pending := t.propagate(l.ctx, outdated, "", t.store.Invalidate) // shards in parallel, because callers wait
 	for _, f := range l.flights {
 		if err := pending[f.storeKey]; err != nil {
 			c.notifySafely(context.WithoutCancel(l.ctx), EventNotPropagated, &f.key, err, 0)
@@ -251,7 +254,7 @@ func (l *load[K, V]) store(flights []storedFlight[K, V]) ([]bool, error) {
 	return unchanged, err
 }
 
-// A failedFill is a call to Fill that failed, for flights of one shard.
+// A failedFill is a call to Store.Fill that failed. Its flights belong to one shard.
 type failedFill[K comparable, V any] struct {
 	shard   uint8
 	flights []storedFlight[K, V]
@@ -259,9 +262,11 @@ type failedFill[K comparable, V any] struct {
 	err     error
 }
 
-// explain finds out why a Fill failed, after the callers have their values. First it releases the lease of the largest
-// value. If that fails, this is an outage. Otherwise the Store works, and has refused a value: explain stores the other
-// values one by one. If the Store refuses some of them, their leases are released, so that no process waits for them.
+// explain finds out whether a call to Store.Fill failed because the Store is down, or because the Store rejected a
+// value. It runs after the callers have their values. First, explain releases the lease of the largest value. If the
+// release fails, explain records an outage of the Store. Otherwise the Store works and has rejected a value, probably
+// the largest. Then explain stores the other values one by one. If the Store rejects one of them, explain releases its
+// lease, so that no process waits for it.
 func (l *load[K, V]) explain(failed failedFill[K, V]) {
 	t, err := l.c.tier, failed.err
 	slices.SortStableFunc(failed.flights, func(a, b storedFlight[K, V]) int { return len(b.data) - len(a.data) })
@@ -269,7 +274,8 @@ func (l *load[K, V]) explain(failed failedFill[K, V]) {
 		began := failed.began
 		if i > 0 {
 			began = l.c.now()
-			// With ReplicaLag, only a current flight may store its value. This one has finished, and no longer knows.
+			// With ReplicaLag, only a current flight may store its value. This flight has finished, so it is unknown whether the
+			// key was invalidated since.
 			if l.cfg.ReplicaLag <= 0 {
 				if _, err = l.store(failed.flights[i : i+1]); err == nil {
 					continue
@@ -287,8 +293,9 @@ func (l *load[K, V]) explain(failed failedFill[K, V]) {
 	}
 }
 
-// release releases the leases of the flights that have one, some at the same time. A lease that cannot be released
-// expires. With failed, processes that wait for one of these loads learn that it has failed.
+// release releases the leases of those flights that have a lease. It calls different shards in parallel. A lease that
+// cannot be released expires. If failed is true, the Store reports to the processes that wait for one of these loads
+// that it has failed.
 func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	t := l.c.tier
 	if t == nil {

@@ -11,23 +11,23 @@ import (
 // Stats are the metrics of a [Cache]: counters since New, and gauges.
 type Stats struct {
 	// Each Get, and each key of a GetMany, counts once.
-	Hits   int64 `counter:"gets{outcome=hit}"`   // fresh in memory, including ErrNotFound
-	Stale  int64 `counter:"gets{outcome=stale}"` // served after its TTL
-	Misses int64 `counter:"gets{outcome=miss}"`  // waited for a load or for the Store
+	Hits   int64 `counter:"gets{outcome=hit}"`   // the value, or a cached ErrNotFound, was fresh in memory
+	Stale  int64 `counter:"gets{outcome=stale}"` // the value was served after its TTL
+	Misses int64 `counter:"gets{outcome=miss}"`  // the call waited for a load or for the Store
 
 	// Each Load, and each key of a LoadMany, counts once.
 	Loaded   int64 `counter:"loads{outcome=loaded}"`
 	NotFound int64 `counter:"loads{outcome=not_found}"`
-	Answered int64 `counter:"loads{outcome=answered}"` // with an answer other than ErrNotFound
+	Answered int64 `counter:"loads{outcome=answered}"` // an answer other than ErrNotFound
 	Failed   int64 `counter:"loads{outcome=failed}"`
 	Panicked int64 `counter:"loads{outcome=panicked}"` // including calls to runtime.Goexit
 	Refused  int64 `counter:"loads{outcome=refused}"`  // by a policy in Middleware
 	TimedOut int64 `counter:"loads{outcome=timed_out}"`
 	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers canceled, or Close was called
 
-	Overtaken int64 `counter:"overtaken"` // loads in flight that an invalidation or SkipMemory kept out of memory
+	Overtaken int64 `counter:"overtaken"` // loads in flight whose results an invalidation or SkipMemory kept out of memory
 
-	Entries              int64 `gauge:"entries"`  // in memory, including stale ones
+	Entries              int64 `gauge:"entries"`  // entries in memory, including stale entries
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
 	Watching             int64 `gauge:"watching"` // 1 while values are kept in memory
 }

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// A tier is the Store behind the memory of a Cache. It does not call a shard that has failed for a pause, and retries
-// the invalidations that did not reach the Store. It has keys as converted for the Store, and knows nothing about
-// memory or loads.
+// A tier calls the Store of a Cache. After a call to a shard of the Store has failed, the tier does not call that shard
+// for a pause. It also retries the invalidations that did not reach the Store. Its keys are strings, converted by
+// Config.Key. It does not depend on the memory or the loads of the Cache.
 type tier struct {
 	store Store
 	now   func() time.Duration
-	pause func() time.Duration                                 // how long a shard that has failed is not called
+	pause func() time.Duration                                 // how long a shard is not called after a failure
 	event func(ctx context.Context, kind EventKind, err error) // reports an event
 	ctx   context.Context                                      // canceled by Close
 	end   context.CancelFunc
@@ -24,19 +24,20 @@ type tier struct {
 
 	mu      sync.Mutex
 	outage  outage
-	pending map[string]*change // of changes of single keys
-	all     *change            // a change of all keys; nil if there is none
+	pending map[string]*change // changes of single keys that have not reached the Store
+	all     *change            // a change of all keys that has not reached the Store; nil if there is none
 }
 
-// A change is a change of a key that has not reached the Store. If the key changes again, another change replaces it.
+// A change is an invalidation of a key, or of all keys, that has not reached the Store. If the key is invalidated
+// again, another change replaces it.
 type change struct {
 	tokens []string // tokens of fences that may still be in place
 }
 
 const (
-	mostFences  = 100    // per key; others expire
-	mostPending = 10_000 // keys; if there are more, all keys are invalidated
-	mostAtOnce  = 100    // keys per call, during which the Store serves no other process
+	mostFences  = 100    // tokens of fences per key; fences beyond this number expire
+	mostPending = 10_000 // keys with pending changes; if there are more, all keys are invalidated
+	mostAtOnce  = 100    // keys per call, because a Store may serve no other process during the call
 	mostCalls   = 8      // concurrent calls of one GetMany or Invalidate
 )
 
@@ -53,7 +54,8 @@ func newToken() string {
 	return string(strconv.AppendUint(strconv.AppendUint(token[:0], rand.Uint64(), 36), rand.Uint64(), 36))
 }
 
-// each calls call with the elements of each shard, for several shards at the same time.
+// each calls call with the elements of all that belong to one shard, at most mostAtOnce per call. It makes up to
+// mostCalls calls in parallel.
 func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, some []T)) {
 	if len(all) == 1 {
 		call(t.store.Shard(key(all[0])), all)
@@ -78,8 +80,8 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 	calls.Wait()
 }
 
-// try calls a shard and records the result, or returns errPaused if the shard is not called now. change reports whether
-// the call propagates a change. try waits for the result even if ctx is done.
+// try calls a shard and records the result. If the shard must not be called now, try returns errPaused. change reports
+// whether the call propagates a change to the Store. try waits for the result even if ctx is done.
 func (t *tier) try(ctx context.Context, shard uint8, change bool, call func(context.Context) error) error {
 	if !t.admit(shard, change) {
 		return errPaused
@@ -94,7 +96,7 @@ func (t *tier) admit(shard uint8, change bool) bool {
 	return t.outage.admit(shard, change, t.now(), t.pause())
 }
 
-// call calls a shard, whatever its state, and records the result.
+// call calls a shard, even if the shard is down, and records the result.
 func (t *tier) call(ctx context.Context, shard uint8, call func(context.Context) error) error {
 	ctx, began := context.WithoutCancel(ctx), t.now()
 	err := call(ctx)
@@ -124,7 +126,7 @@ func (t *tier) record(ctx context.Context, shard uint8, began time.Duration, err
 	}
 }
 
-// trusts reports whether the Store may be queried about key: all changes of key have reached it.
+// trusts reports whether the Store may be queried about key, because all changes of key have reached it.
 func (t *tier) trusts(key string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,9 +134,9 @@ func (t *tier) trusts(key string) bool {
 }
 
 // propagate propagates a change of keys to the Store, even if ctx is done, because the source has changed. It returns
-// the errors of the keys for which that failed. These keys are invalidated later, and until then the Store is not
-// queried about them. A shard that is known to hang is not called, so a Write does not wait for it. With a token, the
-// change is the end of a Write.
+// the errors of the keys whose change did not reach the Store. These keys are invalidated later, and until then the
+// Store is not queried about them. propagate does not call a shard that is known to hang, so that a Write does not wait
+// for it. If the change is the end of a Write, token is the token of its fence; otherwise it is "".
 func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
 	each(t, keys, asStoreKey, func(shard uint8, some []string) {
@@ -154,7 +156,7 @@ func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	return failed
 }
 
-// asStoreKey returns a key that has been converted already.
+// asStoreKey returns key unchanged, for elements that are already keys of the Store.
 func asStoreKey(key string) string { return key }
 
 // invalidateAll is like propagate, for every key.
@@ -168,7 +170,8 @@ func (t *tier) invalidateAll(ctx context.Context) error {
 	return err
 }
 
-// addPending records a change that did not reach the Store, and has it retried. The tier is locked.
+// addPending records a change of key that did not reach the Store, so that it is retried. token is the token of its
+// fence, or "". The tier is locked.
 func (t *tier) addPending(key, token string) {
 	next := new(change)
 	if was := t.pending[key]; was != nil && len(was.tokens) < mostFences {
@@ -215,7 +218,7 @@ func (t *tier) retryInvalidations() {
 	}
 }
 
-// sleep waits before the next attempt. It reports false if Close has interrupted it.
+// sleep waits before the next attempt. It returns false if Close has interrupted it.
 func (t *tier) sleep() bool {
 	select {
 	case <-time.After(max(t.pause(), 50*time.Millisecond)):
@@ -225,8 +228,9 @@ func (t *tier) sleep() bool {
 	}
 }
 
-// flushPending retries the pending invalidations. It calls all shards, because no caller waits for it, and a shard that
-// stays down must not delay the others. It returns the keys that are still pending, nil for all keys, and why.
+// flushPending retries the pending invalidations. It also calls shards that are down, because no caller waits for it,
+// and because the pause of one shard must not delay the invalidations of another. It returns the keys that are still
+// pending, and the last error. If all keys are pending, it returns nil instead of the keys.
 func (t *tier) flushPending(ctx context.Context) (left []string, failed error) {
 	t.mu.Lock()
 	all, pending := t.all, maps.Clone(t.pending)

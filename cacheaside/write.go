@@ -17,9 +17,9 @@ import (
 // [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
 //
 // If the invalidation does not reach the Store, the fence keeps the old value out of the Store until a retry succeeds
-// or the fence expires. If the key could not be fenced, or if write took longer than the fence allows, other processes
-// may read the old value. Write then returns an [*InvalidateError], which also wraps the error of write, if there is
-// one. [WriteError] returns the error of write.
+// or the fence expires. But if the key could not be fenced, or write took longer than the fence allows, other processes
+// may then read the old value. In this case Write returns an [*InvalidateError], which also wraps the error of write,
+// if write failed. Use [WriteError] to get the error of write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -33,14 +33,15 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 		return write(ctx)
 	}
 	t, began, token, storeKey := c.tier, time.Now(), newToken(), c.cfg().Key(key)
-	// Fence waits for the response even if ctx is done: otherwise the fence might be in place, and no process would
-	// remove it before it expires.
+	// Wait for the response of the Store even if ctx is done. Otherwise the fence might be in place without this process
+	// knowing it, and would remain until it expires.
 	var window time.Duration
 	unfenced := t.try(ctx, t.store.Shard(storeKey), true, func(ctx context.Context) (err error) {
 		window, err = t.store.Fence(ctx, storeKey, token)
 		return err
 	})
-	// From now on, calls find the fence in the Store. The entry in memory would outlive a write that never returns.
+	// From now on, calls find the fence in the Store. The entry in memory must go before write is called: if write never
+	// returned, the entry would remain.
 	c.invalidateMemory(keys, false)
 	defer func() {
 		fenced := unfenced == nil && time.Since(began) < window
@@ -130,7 +131,7 @@ func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 }
 
 // invalidateStoreAndMemory propagates a change of keys to the Store, and then invalidates them in memory. In the other
-// order, a flight could read the old value from the Store in between, and cache it.
+// order, a load could read the old value from the Store between the two steps, and cache it in memory.
 func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, token string, soft bool,
 	propagate func(context.Context, ...string) error) (pending *InvalidateError) {
 	cfg := c.cfg()
@@ -139,7 +140,7 @@ func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, to
 		storeKeys[i] = c.storeKey(key)
 	}
 	c.mu.Lock()
-	for _, key := range storeKeys { // before the Store: from then on, it accepts new values
+	for _, key := range storeKeys { // before the change reaches the Store, which then accepts new values
 		c.recordChange(hash(key))
 	}
 	c.mu.Unlock()
@@ -158,8 +159,8 @@ func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, to
 	return pending
 }
 
-// invalidateMemory removes the entries of keys or, if soft is true, ends their freshness. It detaches the flights of
-// keys, so that their results are not cached.
+// invalidateMemory removes the entries of keys from memory or, if soft is true, makes them stale. It detaches the
+// flights of keys, so that the results of loads in flight are not cached.
 func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

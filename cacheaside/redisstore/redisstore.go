@@ -4,14 +4,16 @@
 //	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// The package imports no Redis client. With go-redis, the functions are resilienceredis.Eval(client) and
-// resilienceredis.Subscribe(client). The server must be Redis 5 or later, or run the same scripts.
+// The package imports no Redis client. For the client go-redis, use resilienceredis.Eval(client) and
+// resilienceredis.Subscribe(client). The server must be Redis 5 or later, or a compatible server that runs the same Lua
+// scripts.
 //
-//   - Each operation is one atomic Lua script. A hit takes one round trip, a miss two.
-//   - All times are by Redis's clock, and every key expires.
-//   - Keys are distributed to 64 buckets, {prefix:0} to {prefix:63}, which are the shards of the Store and slots of a
-//     cluster. InvalidateAll takes a round trip for each bucket.
-//   - The Store owns all keys that start with {prefix:.
+//   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that loads
+//     the value takes two.
+//   - All times are measured by Redis's clock. Every Redis key expires.
+//   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
+//     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
+//   - All Redis keys that start with {prefix: belong to the Store. Other programs must not use such keys.
 //
 // Run Redis without persistence, because a restored snapshot may have old values. Any eviction policy is fine. If a
 // fence or an invalidation is lost, for example by a failover to a lagging replica, old values are served for at most
@@ -35,40 +37,42 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config configures a Store. A zero duration means its default. A negative duration is an error.
+// Config configures a Store. A duration of zero means the default of its field. A negative duration is an error.
 type Config struct {
-	// Every key of a cache begins with Prefix, which is also the name of the cache's channel. It must not contain {
-	// or }. Caches with the same Prefix share their values. Required.
+	// Prefix is part of the name of every Redis key of the cache. It is also the name of the cache's Pub/Sub channel. It
+	// must not contain { or }. Caches with the same Prefix share their values. Required.
 	Prefix string
 
-	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string or []byte,
-	// and arrays as []any. Each of args is a string. Eval must return when its ctx is done, because callers wait for
-	// it: resilienceredis.Eval does. Required.
+	// Eval runs a Lua script in Redis and returns its reply: integers as int64, strings as string or []byte, and arrays as
+	// []any. Each of args is a string. The Store uses only a few different scripts, so Eval may cache them. Eval must
+	// return when its ctx is done, because callers wait for it: resilienceredis.Eval does. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed the subscription, and then calls
-	// message for each message, in order. It returns when ctx is done or the connection is lost. It must not
-	// reconnect, because messages could be lost. Nil means that a process sees the changes of other processes when
-	// the TTL of its entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
+	// Subscribe subscribes to a Pub/Sub channel. It calls subscribed when Redis has confirmed the subscription, and then
+	// calls message for each message, in order. It returns when ctx is done or the connection is lost. It must not
+	// reconnect, because messages could be lost. Nil means that a process sees the changes of other processes when the TTL
+	// of its entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout limits the duration of each call to Eval. Zero means 250ms.
 	Timeout time.Duration
 
-	// LeaseTTL is how long other processes wait for the process that loads a value. Then the next one loads it too,
-	// and the first result is stored, if it arrives within another 10 minutes. Zero means 3 seconds.
+	// LeaseTTL is how long other processes wait for the process that loads a value. After LeaseTTL, another process starts
+	// a load of the same value. The result of the first load is stored nevertheless, if it arrives at most 10 minutes
+	// after its lease has expired. Zero means 3 seconds.
 	//
-	// Set LeaseTTL to more than a slow load takes: in a load of several LeaseTTL, each LeaseTTL another process
-	// starts the same load. A lease is not renewed while a load runs. If it were, a load that hangs in one process
-	// would delay all processes for LoadTimeout, 30 seconds by default, instead of LeaseTTL.
+	// Set LeaseTTL to more than a slow load takes. Otherwise, while the load runs, another process starts the same load
+	// each time that LeaseTTL has passed. A lease is not renewed while a load runs. If leases were renewed, a load that
+	// hangs in one process would delay all processes for LoadTimeout, which is 30 seconds by default, instead of LeaseTTL.
 	LeaseTTL time.Duration
 
 	// WriteTimeout is how long the function passed to Write may take before its ctx is done. The fence expires after
 	// twice that time, in case a commit is still in progress. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is the time without a message after which the Store publishes one, which must arrive within Timeout
-	// plus 1 second. Otherwise the subscription counts as lost. Zero means 5 seconds.
+	// Heartbeat is how long the Store waits without receiving a message before it publishes a message, to test its
+	// subscription. If that message does not arrive within Timeout plus 1 second, the subscription counts as lost. Zero
+	// means 5 seconds.
 	Heartbeat time.Duration
 }
 
@@ -97,8 +101,8 @@ func (cfg Config) withDefaults() Config {
 
 type store struct {
 	cfg           Config
-	lease, hold   any           // LeaseTTL, and the time that a generation lasts, as arguments of scripts
-	origin        string        // marks the messages of this Store, which it ignores
+	lease, hold   any           // LeaseTTL, and LeaseTTL plus the constant hold, as arguments of scripts
+	origin        string        // marks the messages that this Store publishes, so that it ignores them
 	subscriptions chan struct{} // has one element for each call to Subscribe in progress
 }
 
@@ -117,8 +121,8 @@ func New(cfg Config) cacheaside.Store {
 	}
 }
 
-// hold is how long, at least, the generation of a key lasts after its lease has expired. The value of a load that takes
-// longer may not be stored.
+// hold is the minimum time that the generation of a key, the right to store its value, lasts after the lease has
+// expired. If a load takes longer than that, its value is possibly not stored.
 const hold = 10 * time.Minute
 
 func (s *store) Acquire(ctx context.Context, requests ...cacheaside.Request) ([]cacheaside.Response, error) {
@@ -167,7 +171,7 @@ func response(reply any) (r cacheaside.Response, ok bool) {
 	return r, ok1 && ok2 && ok3 && ok4 && ok5 && max(fresh, wait) <= most && min(fresh, wait) >= -most
 }
 
-// text returns a field of a reply that must be a string.
+// text returns a reply, or a field of a reply, as a string. It returns false if it is not a string.
 func text(reply any) (string, bool) {
 	if v, ok := reply.([]byte); ok {
 		return string(v), true
@@ -232,8 +236,9 @@ func (s *store) write(ctx context.Context, operation, script, key, token string)
 // InvalidateAll takes one round trip for each bucket. If it fails, it may have invalidated some buckets.
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
-		// Notify other processes last, because after the message a call must not find an old value in any bucket, and
-		// first, because their ReplicaLag counts from the message.
+		// Publish the message with the first bucket and with the last. The first message is for the ReplicaLag of other
+		// processes, which counts from the message. The last message is needed because, after a message, a call must not find
+		// an old value in any bucket.
 		message := ""
 		if bucket == 0 || bucket == buckets-1 {
 			message = s.message("")
@@ -255,11 +260,11 @@ func (s *store) Shard(key string) uint8 {
 	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
-// hash returns the Redis key of the hash that belongs to key. The part in braces puts a bucket into one slot of a
-// cluster.
+// hash returns the Redis key of the Redis hash that belongs to key. The part in braces is a hash tag, which puts all
+// keys of a bucket into the same slot of a cluster.
 func (s *store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
 
-// epoch returns the Redis key of the epoch of a bucket.
+// epoch returns the Redis key of a bucket's epoch, which InvalidateAll changes to end all values of the bucket.
 func (s *store) epoch(bucket uint8) string {
 	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
@@ -318,9 +323,9 @@ var (
 	errSubscribeHangs = fmt.Errorf("redisstore: subscription: %d calls to Subscribe did not return", mostSubscriptions)
 )
 
-// mostSubscriptions limits the calls to Subscribe in progress. Normally there is one. But a call may not return after
-// its subscription was lost, for example because its client waits for a dead connection. The next call does not wait
-// for it.
+// mostSubscriptions is the maximum number of concurrent calls to Subscribe. Normally there is one. But a call may hang
+// after its subscription was lost, for example because its client waits for a dead connection. The next call does not
+// wait for such a call.
 const mostSubscriptions = 4
 
 // grace is how long the Store waits for a message that it has published, and for Subscribe to return.
@@ -373,11 +378,12 @@ func (s *store) Watch(ctx context.Context, ready func(), changed func(key string
 // listen calls ready and changed until it may have missed a message.
 func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 	subscribed <-chan struct{}, messages <-chan string, ended chan error) error {
-	// The process whose timer fires first publishes a heartbeat. The others receive it, and need not publish one.
+	// The process whose timer fires first publishes a heartbeat. The other processes receive it, and need not publish a
+	// heartbeat.
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
-	bucket := rand.N(uint8(buckets)) // another one each time, because the master of one may be down
+	bucket := rand.N(uint8(buckets)) // changes with each heartbeat, because a bucket's master may be down
 	var lost time.Time               // when the subscription counts as lost; zero if no heartbeat is awaited
 	var failed error                 // the error of the last heartbeat
 	for {
@@ -392,8 +398,7 @@ func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 				changed(key)
 			}
 		case <-quiet.C:
-			// A heartbeat that cannot be published does not mean that the subscription is lost. Repeat it until grace
-			// has passed.
+			// If a heartbeat cannot be published, the subscription may still work. Repeat the heartbeat until grace has passed.
 			if lost.IsZero() {
 				lost = time.Now().Add(s.grace())
 			}

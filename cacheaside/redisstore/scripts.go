@@ -1,28 +1,36 @@
 package redisstore
 
-// The hash of a key has these fields for each Version, whose number follows the letter. Times are in microseconds since
-// 1970, by Redis's clock.
+// Each key has a Redis hash. For each Version of the values, the hash has the following fields. The name of a field is
+// its letter, followed by the number of the Version. Times are in microseconds since 1970, measured by Redis's clock.
 //
 //	v           the value
-//	f, k, e     until when the value is fresh and may be served, and its epoch
+//	f           the time until which the value is fresh
+//	k           the time until which the value may be served
+//	e           the epoch in which the value was stored
 //	g           the generation that may be filled: <epoch>:<time>:<token>
 //	d           the last generation that was filled
-//	t, l        the token of the lease, and when the lease ends
-//	b           when a load last failed
+//	t           the token of the lease's holder
+//	l           the time when the lease expires
+//	b           the time when a load last failed
 //
-// Field w has the fences: <expires>:<token>; for a fence that is in place, and -<until>:<token>; for a fence that was
-// removed before it arrived, and must not be set until then. While a fence is in place, there is neither a value nor a
-// generation.
+// Field w, which has no number, has the fences: <expires>:<token>; for a fence that is in place, and -<until>:<token>;
+// for a fence that was removed before it arrived, and must not be set until then. While a fence is in place, there is
+// neither a value nor a generation.
 //
 // A generation protects a key from values that were loaded before an invalidation. Each holder of the lease gets the
-// current generation. An invalidation deletes it, and every holder loses the right to fill. The first fill also deletes
-// it: later fills learn that nothing was invalidated, and change nothing. If the right to fill belonged to the lease,
-// the value of a load that takes longer than its lease would never be stored, because each process that takes over the
-// lease would end the right of the previous one.
+// current generation. An invalidation deletes the generation, and so every holder loses the right to store its value.
+// The first fill also deletes the generation. Later fills with the same generation change nothing, and return that
+// nothing was invalidated. The right to store a value does not belong to the lease, because the value of a load that
+// takes longer than its lease would then never be stored: each process that takes over the lease would end the right of
+// the previous process.
+//
+// An epoch identifies the period since the last InvalidateAll of a bucket. It is a time, and is stored under the
+// bucket's own Redis key. A value or a generation of another epoch counts as absent.
 //
 // Invalid data, such as a key of another type or a time that is not a number, counts as absent and is replaced.
 
-// A script has only the functions that it calls, because Redis creates them again in each call.
+// Each script contains only the functions that it calls, because Redis creates the functions again in each call of the
+// script.
 
 const preamble = `
 local now
@@ -62,7 +70,8 @@ local function of(epoch, generation)
 end
 `
 
-// fences returns all fences, including expired ones, and when the last fence that was not removed expires.
+// The function fences returns all fences, including expired fences. It also returns the time when the last fence that
+// was not removed expires.
 const fenced = `
 local function fences(w)
 	local all, last = {}, 0
@@ -75,9 +84,9 @@ local function fences(w)
 end
 `
 
-// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token, refresh ("1"), when the caller
-// started to wait (us), pause (us). It returns for each hash the state, the value, how long the value is fresh, how
-// long the lease lasts, and the generation or, if busy, the current time.
+// KEYS: the hashes, then the epoch. ARGV: lease (us), hold (ms); for each hash: version, token, refresh ("1"), when the
+// caller started to wait (us), pause (us). The script returns for each hash: the state, the value, how long the value
+// is fresh (us), how long the lease lasts (us), and the generation or, if the state is busy, the current time (us).
 const acquire = preamble + hashes + epochs + fenced + `
 clock()
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
@@ -124,8 +133,8 @@ end
 return answers
 `
 
-// KEYS: hashes, epoch. ARGV, for each hash: version, generation, value, how long it is fresh (us) and kept (us). It
-// returns for each hash 1 if nothing was invalidated, and otherwise 0.
+// KEYS: the hashes, then the epoch. ARGV, for each hash: version, generation, value, how long the value is fresh (us)
+// and kept (us). The script returns for each hash 1 if nothing was invalidated, and otherwise 0.
 const fill = preamble + hashes + epochs + `
 clock()
 local epochKey = KEYS[#KEYS]

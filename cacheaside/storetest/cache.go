@@ -10,11 +10,11 @@ import (
 )
 
 // noStaleGet tests the guarantee of package cacheaside on the Store: a Get that starts after a Write has returned does
-// not return a value from before that Write. Two processes share the Store, and each reads and writes. They skip
-// memory, so the guarantee holds across them.
+// not return a value from before that Write. Two processes share the Store, and each reads and writes. Their Gets skip
+// memory, so each process also sees the Writes of the other.
 func noStaleGet(s *suite) {
 	const keys, reads = 4, 2_000
-	var rows, written [keys]atomic.Int64 // the values in the source, and the values of the last Write that has returned
+	var rows, written [keys]atomic.Int64 // the source's values, and those of the last returned Write
 	var caches []*cacheaside.Cache[int, int64]
 	for _, store := range []cacheaside.Store{s.store, s.backend.Connect()} {
 		c := cacheaside.New(cacheaside.Config[int, int64]{

@@ -9,7 +9,7 @@
 //		})
 //	}
 //
-// The tests run in real time, by the Store's own clock. They link no assertion library.
+// The tests run in real time, measured by the Store's own clock. The package depends on no assertion library.
 package storetest
 
 import (
@@ -25,30 +25,31 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// A Backend is one empty cache that the Stores of several processes share.
+// A Backend is an empty cache, for example a server, that the Stores of several processes share.
 type Backend struct {
-	// Connect returns the Store of one more process. Required.
+	// Connect returns a new Store on the Backend, as another process would have it. Required.
 	Connect func() cacheaside.Store
 
-	// Break makes all calls to all Stores fail, and ends their subscriptions, until restore is called. Nil skips the tests
-	// that need it.
+	// Break makes all calls to all Stores fail, and ends their subscriptions, until restore is called. If Break is nil,
+	// the tests of an outage are skipped.
 	Break func() (restore func())
 
-	// Silent means that Watch does not report the changes of other processes. It skips the tests that need it.
+	// Silent means that Watch does not report the changes of other processes. If Silent is true, the tests of such reports
+	// are skipped.
 	Silent bool
 }
 
 const (
-	// long does not pass while a test runs.
+	// long is a duration that does not pass while a test runs.
 	long = time.Minute
-	// short passes while a test waits for it.
+	// short is a duration for which a test can wait.
 	short = 50 * time.Millisecond
 	// patience is the time that a test waits before it fails.
 	patience = 30 * time.Second
 )
 
-// Run runs the suite, each test on a separate Backend. open returns a Backend whose Stores grant leases for leaseTTL,
-// and whose Fence allows a write to take writeTimeout.
+// Run runs all tests of this package, each on a separate Backend. open returns a Backend whose Stores grant leases for
+// leaseTTL, and whose Fence allows a write to take writeTimeout.
 func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Duration) Backend) {
 	t.Helper()
 	for _, c := range []struct {
@@ -134,7 +135,7 @@ func (s *suite) lease(key, token string) string {
 	return response.Grant
 }
 
-// fill stores value, fresh for a minute, and checks whether the Store reports that nothing was invalidated.
+// fill stores value, fresh for a minute. want is the expected result of Fill: true if key has not been invalidated.
 func (s *suite) fill(want bool, key, grant, value string) {
 	s.Helper()
 	current, err := s.store.Fill(s.ctx, filling(key, grant, value))
@@ -147,7 +148,7 @@ func filling(key, grant, value string) cacheaside.Entry {
 	return cacheaside.Entry{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
 }
 
-// lookup returns the response about key, and releases the lease if it took it.
+// lookup returns the response about key. If the Store granted the lease, lookup releases it.
 func (s *suite) lookup(key string) cacheaside.Response {
 	s.Helper()
 	response := s.acquire(key, "lookup", false)
@@ -155,7 +156,7 @@ func (s *suite) lookup(key string) cacheaside.Response {
 	return response
 }
 
-// holds checks the value of key in the Store, fresh or not. "" means no value.
+// holds checks that the Store has the value want for key, fresh or stale. "" means that it has no value.
 func (s *suite) holds(key, want string) {
 	s.Helper()
 	got := string(s.lookup(key).Value)
@@ -629,7 +630,7 @@ func watchReports(s *suite) {
 		s.noError(change(s.store, key))
 		s.expect(theirs, key)
 		s.noError(change(other, key))
-		s.expect(mine, key) // its own change, which came first, was not reported
+		s.expect(mine, key) // the first change, made through the same Store, was not reported
 	}
 	s.noError(s.store.InvalidateAll(s.ctx))
 	s.expect(theirs, "")
