@@ -3,43 +3,43 @@ package sagastore
 import "time"
 
 // A Filter selects sagas for [Store].List. A saga must meet all of its conditions. The zero Filter selects all sagas.
-// Texts are compared as bytes.
+// Texts are compared byte by byte.
 type Filter struct {
 	Saga   string   // the definition's Name; "" means every definition
-	Status []Status // any of these statuses, which may be repeated; empty means every status
-	ID     string   // the saga's ID, or a prefix of it without wildcards; "" means every ID
+	Status []Status // the saga has one of these statuses; empty means every status
+	ID     string   // the saga's ID or a prefix of the ID, without wildcards; "" means every ID
 
 	CreatedBefore time.Time // only sagas whose CreatedAt is before this time; zero means no bound
 
-	After string // the next of the previous page of the same filter, opaque to the caller; "" means the first page
-	Limit int    // the maximum number of records in a page, any positive number; zero or less means 100
+	After string // the result next of List for the previous page of the same filter; "" means the first page
+	Limit int    // the maximum number of records in a page; zero or less means 100
 
-	WithoutState bool // whether State is nil or empty in the records, which saves reading it
+	WithoutState bool // whether to return records without State (nil or empty), which saves reading it
 }
 
-// CountLimit is the highest number in a [Count]. There it means CountLimit or more. The limit bounds the cost of
-// [Store].Counts: a store with a million sagas does not read all of them.
+// CountLimit is the highest number in a [Count]. A number that equals CountLimit means "CountLimit or more". The limit
+// bounds the cost of [Store].Counts: a store with a million sagas does not read all of them.
 const CountLimit = 10_000
 
-// Counts are the numbers of the sagas in a store that have not ended.
+// Counts has the numbers of sagas in a store, without the sagas that have ended.
 type Counts struct {
-	Sagas []Count   // one for each definition with sagas that have not ended, in byte order of Count.Saga
+	Sagas []Count   // one Count for each definition that has sagas, in byte order of Count.Saga
 	Now   time.Time // the time of the counts, according to the store's clock; never zero
 }
 
-// A Count has the numbers of a definition's sagas that have not ended, for all its versions together. A number that
-// is [CountLimit] means CountLimit or more.
+// A Count has the numbers of a definition's sagas, for all versions of the definition together and without the sagas
+// that have ended. A number that equals [CountLimit] means "CountLimit or more".
 type Count struct {
 	Saga         string // the definition's Name
 	Running      int    // the number of sagas whose Status is Running
 	Compensating int    // the number of sagas whose Status is Compensating
 	Stuck        int    // the number of sagas whose Status is Stuck
 
-	Due       int       // the number of due sagas; see [Store].Claim. Sagas of crashed owners are included.
-	OldestDue time.Time // the earliest WakeAt of the due sagas; zero if there is none
+	Due       int       // the number of due sagas, including those of crashed owners; see [Store].Claim
+	OldestDue time.Time // the earliest WakeAt of the due sagas; zero if no saga is due
 }
 
-// Of returns the field that counts the sagas with a status. It returns nil if the status is final or unknown.
+// Of returns a pointer to the field that counts the sagas with status s. It returns nil if s is final or unknown.
 func (c *Count) Of(s Status) *int {
 	switch s {
 	case Running:

@@ -5,42 +5,44 @@ import "time"
 // A Record is a saga in a [Store]. Unless a field's comment names another method, only Start and Commit change it.
 //
 // The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Tenant, Seq, Owner, Epoch, WakeAt and
-// CancelRequested, and CreatedAt for List. It returns the other fields as it received them: State, Progress, Nonce,
-// Failures (Claim only increases Takeovers), LastError and CancelNote are opaque.
+// CancelRequested, and CreatedAt for List. It stores the other fields and returns them unchanged. In particular, State,
+// Progress, Nonce, Failures, LastError and CancelNote are opaque to the store. Takeovers is opaque except that Claim
+// increases it.
 //
-// A store also needs a flag that no Record has: whether the saga was woken since its last claim. See Store.Post.
+// A store also stores a flag for each saga that is not in the Record: whether the saga was woken since it was last
+// claimed. See Store.Post.
 type Record struct {
 	ID       string // the saga's ID, unique in the store: 1 to 200 bytes
 	Saga     string // the definition's Name: 1 to 100 bytes
 	Version  int    // the definition's Version, 0 or more
 	Status   Status // the saga's status
-	State    []byte // the program's state, encoded by the definition's Codec: any bytes of any length
-	Progress []byte // the progress of the saga and its steps: JSON of any length, to be returned byte for byte
+	State    []byte // the program's state, encoded by the definition's Codec; arbitrary bytes of any length
+	Progress []byte // the progress of the saga and its steps; JSON of any length, which is returned byte for byte
 
-	Parent     string // the ID of the saga that started this one; "" if there was none, or DeleteEnded has deleted it
-	ParentStep string // the step of Parent that started it: up to 100 bytes; "" if and only if Parent is
-	Tenant     string // the tenant for which the saga runs: up to 100 bytes; sagas without a tenant have "" in common
+	Parent     string // the ID of the saga that started this saga; "" if no saga did, or DeleteEnded has deleted that saga
+	ParentStep string // the step of Parent that started this saga: up to 100 bytes; "" if and only if Parent is ""
+	Tenant     string // the tenant for which the saga runs: up to 100 bytes; all sagas without a tenant have the tenant ""
 
-	Seq      int64  // the number of entries in the log; together with Epoch the fence of every Commit
-	Nonce    int64  // the Nonce of the last Start or Commit; any number, even the smallest and the largest int64
-	Owner    string // the runner that holds the saga: up to 113 bytes, also set by Claim; "" means none
-	Previous string // the Owner before Claim, which is not stored; "" in the records of all other methods
-	Epoch    int64  // the fencing token: the number of times that the saga was claimed, including by Start
+	Seq      int64  // the number of entries in the log; a Commit must have the record's Seq and Epoch
+	Nonce    int64  // the Nonce of the last Start or Commit; any int64
+	Owner    string // the runner that holds the saga, also set by Claim: up to 113 bytes; "" means that no runner does
+	Previous string // the Owner before the Claim; not stored, and "" in the records of all other methods
+	Epoch    int64  // the fencing token: the number of claims of the saga, including a Start with an Owner
 
-	// WakeAt is the time when the lease of Owner ends. Without an Owner, it is the time from which the saga is due, or,
-	// if the saga has ended, the time when it ended. Start, Claim, Heartbeat, Commit and Post set it.
+	// WakeAt is the time when the lease of Owner ends. If there is no Owner, WakeAt is the time from which the saga is
+	// due. If the saga has ended, WakeAt is the time when it ended. Start, Claim, Heartbeat, Commit and Post set WakeAt.
 	WakeAt time.Time
-	// CompleteBy is the time at which the saga turns back if its pivot is not done; zero means never. The store only
-	// computes it in Start.
+	// CompleteBy is the time at which the saga turns back if its pivot (the point of no return) is not done. Zero means
+	// never. The store computes CompleteBy in Start, and does not use it otherwise.
 	CompleteBy time.Time
 
 	Failures        int    // the number of failed attempts since a step last succeeded
-	Takeovers       int    // the number of claims from another owner that had not released the saga; Claim increases it
+	Takeovers       int    // the number of claims from another owner that had not released the saga, counted by Claim
 	LastError       string // the text of the latest failure; "" if there is none
-	CancelRequested bool   // whether Post has requested that the saga turn back
+	CancelRequested bool   // whether Post has requested that the saga turn back; see [Status]
 	CancelNote      string // the reason for the request, set by Post; may be ""
 
-	CreatedAt time.Time // the time of the Start
+	CreatedAt time.Time // the time of Start
 	UpdatedAt time.Time // the time of the latest Start, Commit or Post with Cancel that changed the record
 	Now       time.Time // the store's clock when the record was read or written; not stored
 }
@@ -50,16 +52,16 @@ type StartRequest struct {
 	ID         string
 	Saga       string        // the definition's Name
 	Version    int           // the definition's Version
-	Status     Status        // usually Running; Compensated for a child that must not be started any more
+	Status     Status        // usually Running; Compensated for a child that must no longer start
 	State      []byte        // the encoded state
 	Progress   []byte        // the JSON of the progress
-	Parent     string        // the ID of the saga that starts this one; "" means none. It need not exist.
-	ParentStep string        // the step of Parent that starts this saga; "" if and only if Parent is
-	Tenant     string        // the tenant for which the saga runs; "" means none
+	Parent     string        // the ID of the saga that starts this saga, which need not exist; "" means that no saga does
+	ParentStep string        // the step of Parent that starts this saga; "" if and only if Parent is ""
+	Tenant     string        // the tenant for which the saga runs; "" means no tenant
 	Nonce      int64         // a random number; see CommitRequest
-	CompleteIn time.Duration // the time from now to CompleteBy; zero means no CompleteBy
-	Owner      string        // the runner that holds the new saga; "" means none, so the saga is due now
-	LeaseTTL   time.Duration // the duration of Owner's lease; unused without Owner
+	CompleteIn time.Duration // the time until CompleteBy; zero means that CompleteBy is zero
+	Owner      string        // the runner that holds the new saga; "" means none, and that the saga is due now
+	LeaseTTL   time.Duration // the duration of Owner's lease; not used if Owner is ""
 	Log        []Entry       // the first entries, at least one; the store sets their Seq, Epoch and At
 }
 
@@ -67,7 +69,7 @@ type StartRequest struct {
 type ChildrenRequest struct {
 	Parent string   // the Parent of the children; never ""
 	Step   string   // the ParentStep of the children; never ""
-	Status []Status // any of these statuses; empty means every status
+	Status []Status // the children have one of these statuses; empty means every status
 	Limit  int      // the maximum number of children; zero means no limit
 }
 
@@ -75,28 +77,28 @@ type ChildrenRequest struct {
 type ChildRecord struct {
 	ID              string // the child's ID
 	Status          Status // the child's status
-	CancelRequested bool   // whether the child was requested to turn back
+	CancelRequested bool   // whether Post has requested that the child turn back
 }
 
-// A ClaimRequest is a request of a runner for due sagas.
+// A ClaimRequest is a runner's request for due sagas.
 type ClaimRequest struct {
-	Owner       string        // the runner that claims them; never ""
+	Owner       string        // the runner that claims the sagas; never ""
 	LeaseTTL    time.Duration // the duration of the leases
-	Limit       int           // the maximum number of sagas, up to 10,000; zero or less means none
+	Limit       int           // the maximum number of sagas, at most 10,000; zero or less means that no saga is claimed
 	Definitions []Definition  // the definitions that the runner knows; empty means that no saga is claimed
 }
 
-// A Definition identifies a version of a definition. Both fields must be equal.
+// A Definition identifies one version of a saga's definition.
 type Definition struct {
 	Saga    string // the definition's Name
 	Version int    // the definition's Version
 }
 
-// A HeartbeatRequest is a request of a runner to extend its leases.
+// A HeartbeatRequest is a runner's request to extend its leases.
 type HeartbeatRequest struct {
-	Owner    string        // the runner; never ""
-	LeaseTTL time.Duration // the duration of the leases, from now on
-	Held     []Held        // the sagas that the runner believes it holds, each once: none to 10,000
+	Owner    string        // the runner that holds the sagas; never ""
+	LeaseTTL time.Duration // the new duration of the leases, counted from now
+	Held     []Held        // the sagas that the runner believes it holds: at most 10,000, without duplicates
 }
 
 // A Held identifies a saga and the epoch in which its owner claimed it.
@@ -108,21 +110,22 @@ type Held struct {
 // A Renewed is a saga of a [HeartbeatRequest] that still belongs to its owner.
 type Renewed struct {
 	ID              string // the saga's ID
-	Epoch           int64  // the Epoch of the Held
-	Locked          bool   // whether the lease was not extended because another transaction had locked the row
+	Epoch           int64  // the epoch in which the owner claimed the saga
+	Locked          bool   // whether another transaction had locked the row, so that the lease was not extended
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 }
 
-// A CommitRequest is the next state of a saga. [Store].Commit writes it only if Epoch and Seq are still the record's.
-// The names in JSON are those of columns in package sqlstore, which writes the fields without a name in another way.
+// A CommitRequest is the next state of a saga. [Store].Commit writes it only if Epoch and Seq equal the record's. The
+// names in JSON are names of columns in package sqlstore. A field with the name "-" is not encoded as part of this
+// JSON.
 type CommitRequest struct {
 	ID    string `json:"id"`    // the saga's ID
 	Epoch int64  `json:"epoch"` // the Epoch that the record must have
-	Seq   int64  `json:"seq"`   // the Seq that the record must have; afterwards, the record has After()
-	// Nonce is a random number. After an error, the caller recognizes its own write by the record's Nonce. Seq and
-	// Epoch cannot distinguish that write from another write of the same owner, such as a transaction whose COMMIT
-	// arrives late.
+	Seq   int64  `json:"seq"`   // the Seq that the record must have; after the commit, the record's Seq is After()
+	// Nonce is a random number. After an error, the caller recognizes its own write by the record's Nonce. Seq and Epoch
+	// do not suffice for that: another write of the same owner, such as a transaction whose COMMIT arrives late, may have
+	// the same Seq and Epoch.
 	Nonce int64 `json:"nonce"`
 
 	Version   int     `json:"-"`          // the record's new Version; zero means that it does not change
@@ -134,53 +137,54 @@ type CommitRequest struct {
 	LastError string  `json:"last_error"` // the record's new LastError
 	Log       []Entry `json:"-"`          // the new entries, at least one; the store sets their Seq, Epoch and At
 
-	// Release ends the ownership: the saga waits, is handed over to another runner, has ended or is stuck.
+	// Release ends the owner's hold on the saga, because the saga waits, is handed over to another runner, has ended or is
+	// stuck.
 	Release bool          `json:"-"`
-	WakeIn  time.Duration `json:"-"` // the time until the saga is due after a Release, never negative; zero means now
+	WakeIn  time.Duration `json:"-"` // the time until the saga is due, if Release is set; never negative; zero means now
 }
 
 // After returns the Seq of the record after the commit.
 func (c CommitRequest) After() int64 { return c.Seq + int64(len(c.Log)) }
 
-// A Receipt is the result of a Commit that was written.
+// A Receipt is the result of a successful Commit.
 type Receipt struct {
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 
-	// Woken reports whether the saga is due now instead of after WakeIn, because a Post woke it since it was claimed.
-	// Woken is false unless the request has Release and a WakeIn above zero. If it is true, the runner claims sagas
-	// without waiting for its next poll.
+	// Woken reports whether the saga is due now instead of after WakeIn, because a Post has woken it since it was claimed.
+	// Woken is false unless the request has Release and a WakeIn greater than zero. If Woken is true, the runner claims
+	// sagas immediately and does not wait for its next poll.
 	Woken bool
 }
 
 // A PostRequest is a message for a saga, a request to turn back, or a request to wake the saga. See [Store].Post.
 type PostRequest struct {
 	ID      string // the saga's ID
-	Name    string // the message's name, up to 100 bytes; "" without Cancel means that Post only wakes the saga
-	Payload []byte // the message's payload, up to 64 KiB, opaque to the store; with Cancel, the text of CancelNote
-	// Cancel reports whether Post requests that the saga turn back. Payload then becomes the record's CancelNote, and
-	// is not a message. Name and Admit are not used.
+	Name    string // the message's name, up to 100 bytes; if Name is "" and Cancel is false, Post only wakes the saga
+	Payload []byte // the message's payload, up to 64 KiB, opaque to the store; if Cancel is set, the text of CancelNote
+	// Cancel reports whether to request that the saga turn back. If it is set, Payload is not a message, but the text of
+	// the record's CancelNote. Name and Admit are then not used.
 	Cancel bool
-	// Admit returns an error if the saga must not get a new message with this Name. It changes nothing, does not use
-	// the store, and may be called again if the store repeats a transaction. Nil admits every message, even if the
-	// saga has ended.
+	// Admit returns an error if the saga must not get a new message with this Name. Admit has no effects and does not use
+	// the store. It may be called again if the store repeats a transaction. Nil means that every message is admitted, even
+	// if the saga has ended.
 	Admit func(rec *Record) error
 }
 
-// A Message is a signal for a saga. The store has it until the saga is deleted.
+// A Message is a signal for a saga. It is stored until the saga is deleted.
 type Message struct {
 	Name    string // the message's name, unique in the saga: 1 to 100 bytes
 	Payload []byte // the message's payload
 }
 
-// An Entry is an entry in the log of a saga, which never changes. The store reads no field, and sets Seq, Epoch and
-// At. The names in JSON are those of columns in package sqlstore. A store that encodes an Entry as JSON must add
-// Epoch and At.
+// An Entry is an entry in the log of a saga. It never changes. The store sets Seq, Epoch and At; the other fields are
+// opaque to it. The names in JSON are names of columns in package sqlstore. They omit Epoch and At, so a store that
+// encodes an Entry as JSON must add these two.
 type Entry struct {
-	Seq     int64     `json:"seq"`     // the entry's position in the log, from 1 and without gaps
+	Seq     int64     `json:"seq"`     // the entry's position in the log: 1, 2, 3 and so on, without gaps
 	Kind    EventKind `json:"event"`   // the kind of the entry
 	Step    string    `json:"step"`    // the step's name; "" if the entry is about the saga
-	Op      Op        `json:"op"`      // the operation of Step; "" if the entry is about neither
+	Op      Op        `json:"op"`      // the operation of Step; "" if the entry is about neither OpDo nor OpUndo
 	Attempt int       `json:"attempt"` // the number of the attempt of Op; zero if the entry is not about an attempt
 	Epoch   int64     `json:"-"`       // the record's Epoch when the entry was written
 	Error   string    `json:"error"`   // the reason, or an operator's note; "" if there is none
@@ -193,7 +197,7 @@ type EventKind string
 // An Op is an operation of a step. It is opaque to the store.
 type Op string
 
-// The operations of a step. An [Entry] that is about neither has the Op "".
+// The operations of a step. An [Entry] that is about neither operation has the Op "".
 const (
 	OpDo   Op = "do"   // the step's action
 	OpUndo Op = "undo" // the step's compensation
