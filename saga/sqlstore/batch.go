@@ -12,16 +12,17 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A batcher combines concurrent commits into one statement, or on SQLite one transaction. A batch of 64 commits costs
-// as much as ten separate commits. A commit that finds a free lane is executed alone. The other commits wait until a
-// lane is free, and are then executed together.
+// A batcher combines concurrent commits into batches: one statement on PostgreSQL, or one transaction on SQLite. A
+// batch of 64 commits costs as much as ten separate commits. The number of commits and batches that run at the same
+// time is limited; each of them runs in a lane. If a lane is free, a new commit is executed immediately and by itself.
+// Otherwise, it waits for a free lane, and is then executed together with the other waiting commits.
 //
-// A batch only decides that a commit succeeds. A commit that the batch has skipped, and each commit of a batch that
-// has failed, is then executed alone.
+// If a batch skips a commit, or the whole batch fails, the commit is executed again by itself, which determines its
+// result.
 type batcher struct {
-	lanes int // the maximum number of concurrent commits and batches
+	lanes int // the maximum number of commits and batches that run at the same time
 	alone func(ctx context.Context, req store.CommitRequest) (store.Receipt, error)
-	// send executes a batch and returns its receipts. The receipt of a commit that was skipped is nil.
+	// send executes a batch and returns the receipts of its commits. The receipt of a skipped commit is nil.
 	send func(ctx context.Context, batch []store.CommitRequest) ([]*store.Receipt, error)
 
 	mu      sync.Mutex
@@ -29,19 +30,20 @@ type batcher struct {
 	waiting []*pending
 }
 
-// A pending commit waits for a lane.
+// A pending is a commit that waits for a lane.
 type pending struct {
 	req     store.CommitRequest // a copy, because the caller may have returned
-	done    chan struct{}       // closed when the commit has a lane, or its batch has returned
-	lane    bool                // whether the commit has a lane, in which it is executed alone
+	done    chan struct{}       // closed when the commit has got a lane, or when its batch has returned
+	lane    bool                // whether the commit has got a lane, in which it is executed by itself
 	receipt *store.Receipt      // nil if the batch has not written the commit
-	err     error               // the batch's error, after which the commit may have been written all the same
+	err     error               // the batch's error; the commit may have been written despite the error
 }
 
 const (
 	maxBatch = 64
-	maxBytes = 1 << 20 // the commit that exceeds the limit is the last one in its batch
-	// maxHold is the time after which a commit's lane is passed on, because the commit may wait for a locked row.
+	maxBytes = 1 << 20 // the size in bytes after which no further commit is added to a batch
+	// maxHold is the maximum time for which a commit occupies a lane. A commit that waits for a locked row may continue
+	// without a lane.
 	maxHold = 1500 * time.Millisecond
 	// maxSend is the timeout of a batch. A batch does not wait for locked rows, but a connection may hang, and the
 	// callers may have no deadline.
@@ -81,12 +83,12 @@ func (b *batcher) commit(ctx context.Context, req store.CommitRequest) (store.Re
 	}
 	rc, err := b.alone(ctx, req)
 	if err == store.ErrFenced && p.err != nil {
-		err = p.err // the batch may have written the commit, and so changed its fence
+		err = p.err // the batch may have written the commit, which would explain ErrFenced
 	}
 	return rc, err
 }
 
-// single executes a commit alone, in a lane that it then passes on.
+// single executes a commit by itself in a lane, and then passes the lane on.
 func (b *batcher) single(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	leave := sync.OnceFunc(b.next)
 	defer leave()
@@ -133,8 +135,9 @@ func (b *batcher) run(batch []*pending) {
 	}
 }
 
-// sendTogether executes the commits of a batch as one statement of PostgreSQL. It skips rows that do not match the
-// fence, and rows that are locked. It never waits, so that neither a slow owner nor a deadlock delays a batch.
+// sendTogether executes the commits of a batch as one statement of PostgreSQL. It skips rows whose epoch or seq does
+// not match, and rows that are locked. Because it never waits for a row, neither a slow owner nor a deadlock delays a
+// batch.
 func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	type row struct {
 		store.CommitRequest
@@ -150,7 +153,7 @@ func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) 
 		rows[i] = row{*req, i, string(req.Progress), req.After(), wakeIn(req), numbered(req.Log, req.Seq)}
 	}
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
-		receipts = make([]*store.Receipt, len(batch)) // fn may be repeated after a rollback
+		receipts = make([]*store.Receipt, len(batch)) // reset here, because fn may be repeated after a rollback
 		written, err := q.QueryContext(ctx, s.sql(s.d.batch), jsonOf(rows))
 		_, err = collect(written, err, func(row *sql.Rows) (i int, err error) {
 			var rc store.Receipt
@@ -165,7 +168,7 @@ func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) 
 	return receipts, err
 }
 
-// sendInTurn executes the commits of a batch as one transaction of SQLite, which has no locks of rows.
+// sendInTurn executes the commits of a batch as one transaction of SQLite, which has no row locks.
 func (s *tables) sendInTurn(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		receipts = make([]*store.Receipt, len(batch))

@@ -14,13 +14,13 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A queue is due sagas with the same definition and version: either those of a tenant without an owner, or those of
-// all tenants whose owners have crashed. The index saga_live has each queue in the order of wake_at.
+// A queue is a list of due sagas with the same definition and version. It has either a tenant's sagas without an owner,
+// or the sagas of all tenants whose owners have crashed. The index saga_live has each queue in the order of wake_at.
 type queue struct {
 	store.Definition
-	tenant string // "" if the owners have crashed
+	tenant string // the queue's tenant; "" if the owners have crashed
 	owned  int    // 1 if the owners have crashed, otherwise 0
-	oldest int64  // the least wake_at
+	oldest int64  // the earliest wake_at in the queue
 	count  int    // the number of sagas, if they were counted
 }
 
@@ -29,13 +29,13 @@ type source struct {
 	queue
 	picked int // the number of sagas that the claim has picked
 	limit  int // the number of sagas that the next statement picks
-	found  int // the number of sagas that it has found
+	found  int // the number of sagas that the statement has found
 }
 
 // A tenant is a tenant with due sagas.
 type tenant struct {
 	name    string
-	sources []*source // by oldest
+	sources []*source // the sources, sorted by oldest
 }
 
 func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
@@ -76,9 +76,9 @@ func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []stor
 	return recs, err
 }
 
-// limitLeases makes each lease end as if it began now, if the database's clock went back. Otherwise the saga of an
-// owner that dies would not be due until the clock has caught up. An owner that lives renews its leases in this time.
-// It does nothing if it was called within the last interval.
+// limitLeases shortens the leases that end too late because the database's clock was set back: it makes them end as if
+// they started now. Otherwise, if an owner died, its sagas would not be due until the clock has caught up. An owner
+// that is alive renews its leases before they end. limitLeases does nothing if it was called within the last interval.
 func (s *tables) limitLeases(ctx context.Context, interval time.Duration) error {
 	s.leases.Lock()
 	recently := time.Since(s.limited) < interval
@@ -109,12 +109,13 @@ func (s *tables) limitLeases(ctx context.Context, interval time.Duration) error 
 	})
 }
 
-// due returns queues with due sagas that the request can have, of all tenants or of those whose turn is next.
+// due returns the queues from which the request can claim due sagas. If there are many tenants, it only returns the
+// queues of the tenants whose turn is next.
 func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queue, err error) {
 	known := func(queues []queue) []queue {
 		return slices.DeleteFunc(queues, func(q queue) bool { return !slices.Contains(req.Definitions, q.Definition) })
 	}
-	// To read the queues of a thousand tenants takes longer than the rest of a claim.
+	// For a thousand tenants, reading all queues would take longer than everything else in a claim.
 	if last, many := s.rotation.next(); many {
 		limit := 2*req.Limit + 1
 		queues, err = s.queuesOfSome(ctx, last, limit)
@@ -122,7 +123,7 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 			return nil, err
 		}
 		free := slices.DeleteFunc(slices.Clone(queues), func(q queue) bool { return q.owned == 1 })
-		if len(free) == limit { // the last tenant may have more queues than those
+		if len(free) == limit { // the last tenant may have more queues than were read, so leave it out
 			end := free[limit-1].tenant
 			queues = slices.DeleteFunc(queues, func(q queue) bool { return q.owned == 0 && q.tenant == end })
 		}
@@ -136,9 +137,9 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 	return queues, err
 }
 
-// pick locks up to limit sagas of the queues, and returns their ids and owners. The sagas of crashed owners come
-// first, and then the tenants get equal shares. If a tenant has fewer sagas than that, another statement divides the
-// rest among the others.
+// pick locks up to limit sagas of the queues, and returns their ids and owners. It first picks sagas of crashed owners,
+// and then divides the remaining number equally among the tenants. If a tenant has fewer sagas than its share, another
+// statement divides the remaining number among the other tenants.
 func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
 	ids []string, owners map[string]string, err error,
 ) {
@@ -154,8 +155,8 @@ func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limi
 				s.rotation.served(last)
 			}
 			err := s.lockSources(ctx, q, sources, func(id, owner string) {
-				// A row can be found twice: if a row before it was locked by another transaction and is free now, the
-				// offset of the statement is too small.
+				// Two statements can find the same row. If an earlier row was locked by another transaction during the first
+				// statement and is free now, the offset of the second statement is too small.
 				if _, ok := owners[id]; !ok {
 					ids, owners[id] = append(ids, id), owner
 				}
@@ -169,7 +170,8 @@ func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limi
 	return ids, owners, nil
 }
 
-// tenantsOf returns the tenants of the queues by name, with one source for each queue.
+// tenantsOf returns the tenants of the queues with this value of owned, sorted by name. Each tenant has one source for
+// each of its queues.
 func tenantsOf(queues []queue, owned int) (tenants []tenant) {
 	queues = slices.Clone(queues)
 	slices.SortFunc(queues, func(a, b queue) int {
@@ -188,8 +190,8 @@ func tenantsOf(queues []queue, owned int) (tenants []tenant) {
 	return tenants
 }
 
-// share divides the next n sagas among the tenants in turn, and the share of a tenant among its definitions. It
-// returns the sources of which the next statement picks sagas, and the tenant whose turn is last.
+// share divides the next n sagas among the tenants, and the share of each tenant among its definitions. It returns the
+// sources from which the next statement picks sagas, and the tenant that has the last turn.
 func share(tenants []tenant, n int) (sources []*source, last string) {
 	for i, t := range tenants {
 		size := part(n, len(tenants), i)
@@ -202,7 +204,8 @@ func share(tenants []tenant, n int) (sources []*source, last string) {
 	return sources, tenants[(n-1)%len(tenants)].name
 }
 
-// part returns the size of part i of n sagas that are divided into so many parts.
+// part returns the size of part i if n sagas are divided into equal parts. If they cannot be equal, the first parts are
+// larger by 1.
 func part(n, parts, i int) int {
 	size := n / parts
 	if i < n%parts {
@@ -211,7 +214,8 @@ func part(n, parts, i int) int {
 	return size
 }
 
-// remaining returns the tenants with the sources that may have more sagas, first those that have had no turn.
+// remaining returns the tenants whose sources may have more sagas, and removes the other sources. The tenants that have
+// had no turn come first.
 func remaining(tenants []tenant) []tenant {
 	var waiting, served []tenant
 	for _, t := range tenants {
@@ -234,16 +238,16 @@ func remaining(tenants []tenant) []tenant {
 	return append(waiting, served...)
 }
 
-// A rotation remembers which tenant had the last turn, for all claims of a process. A runner with few free places asks
-// for few sagas at a time: without it, the same tenants would always be first.
+// A rotation remembers which tenant had the last turn, for all claims of a process. A runner that can run only a few
+// more sagas claims only a few at a time. Without the rotation, each of these claims would start with the same tenants.
 type rotation struct {
 	mu    sync.Mutex
 	begun bool
 	last  string
-	many  bool // the last claim that has read all queues has found many tenants
+	many  bool // whether the last claim that read all queues has found many tenants
 }
 
-// next returns the tenant that had the last turn, and whether there are too many tenants to read the queues of all.
+// next returns the tenant that had the last turn, and whether there are too many tenants to read all queues.
 func (r *rotation) next() (last string, many bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,8 +260,8 @@ func (r *rotation) saw(many bool) {
 	r.many = many
 }
 
-// order puts the tenants, which are in the order of their names, in the order of their turns. The tenant whose saga
-// has waited longest has the first turn of all.
+// order sorts the tenants, which are sorted by name, in the order of their turns. In the first claim of a process, the
+// turns start with the tenant whose saga has waited longest.
 func (r *rotation) order(tenants []tenant) []tenant {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,10 +284,11 @@ func (r *rotation) served(last string) {
 	r.begun, r.last = true, last
 }
 
-// maxUnion is the number of queues that one statement of MySQL or SQLite reads. SQLite admits 500.
+// maxUnion is the maximum number of queues that one statement reads on MySQL or SQLite. SQLite permits up to 500.
 const maxUnion = 64
 
-// lockSources locks sagas of each source, except those that another transaction has locked, and calls picked for each.
+// lockSources locks sagas of each source, and calls picked for each of them. It skips sagas that another transaction
+// has locked.
 func (s *tables) lockSources(
 	ctx context.Context, q sqldb.Querier, sources []*source, picked func(id, owner string),
 ) error {
@@ -319,7 +324,7 @@ func (s *tables) lockSources(
 	for some := range slices.Chunk(sources, maxUnion) {
 		n := 1
 		for n < len(some) {
-			n *= 2 // so that there are few different statements
+			n *= 2 // a power of two, so that there are few different statements
 		}
 		args := make([]any, 0, 6*n)
 		for _, src := range some {
@@ -335,7 +340,7 @@ func (s *tables) lockSources(
 	return nil
 }
 
-// pickOf returns the statement that picks sagas of n queues.
+// pickOf returns the statement that picks sagas from n queues.
 func pickOf(n int) string {
 	one := func(i int) string { return strings.Replace(pickOne, "{place}", strconv.Itoa(i), 1) }
 	if n == 1 {

@@ -1,19 +1,19 @@
 package sqlstore
 
-// MySQL writes in transactions under READ COMMITTED. Nothing depends on which rows the server counts as affected: an
-// insert or a commit either changes a row or matches none.
+// On MySQL, all writes are transactions under READ COMMITTED. The server may count matched rows or changed rows as
+// affected; both give the same result, because an insert or a commit either changes a row or matches none.
 var mysql = dialect{
-	// The clock does not depend on the session's time zone.
+	// This expression of the clock does not depend on the session's time zone.
 	words: words("{p}saga FORCE INDEX (%s)",
 		"{now}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 		"{int}", "?", "{live}", "live = 1",
 		"{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
-		// A transaction of the program may read from an old snapshot.
+		// Without a lock, a transaction of the program might read from an old snapshot.
 		"{newest}", " LOCK IN SHARE MODE",
 	),
-	// MySQL has no partial indexes. Generated columns mark the sagas that a claim can find, and the sagas that have
-	// ended. Names are compared as bytes, because utf8mb4_bin would ignore trailing spaces.
+	// MySQL has no partial indexes. Instead, generated columns mark the sagas that a claim can find and the sagas that
+	// have ended. The types of names are binary, because utf8mb4_bin would ignore trailing spaces.
 	schema: `
 CREATE TABLE IF NOT EXISTS {p}saga (
 	id               varbinary(200) NOT NULL PRIMARY KEY,
@@ -70,18 +70,19 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	PRIMARY KEY (saga_id, name)
 ) ENGINE = InnoDB;
 `,
-	// IGNORE would truncate values that are too long, but package saga limits ids and names.
+	// INSERT IGNORE truncates values that are too long. That cannot happen, because package saga limits the lengths of ids
+	// and names.
 	start:  `INSERT IGNORE ` + insert,
 	commit: update,
 	log:    addEntry,
 	signal: `INSERT IGNORE ` + signal,
 
-	// MySQL skips from group to group: EXPLAIN shows "Using index for group-by".
+	// MySQL reads only the first index entry of each group. EXPLAIN shows this as "Using index for group-by".
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	SELECT name, version, owned, turn, min(wake_at) AS wake_at FROM {by live} WHERE {live} AND {from}
 	GROUP BY live, owned, turn, name, version HAVING min(wake_at) <= {now}{first}) AS d`,
-	// A derived table with a limit cannot refer to the outer query. The first subquery checks whether the limit is
-	// reached.
+	// In MySQL, a derived table with a LIMIT cannot refer to the outer query. So the first subquery checks whether there
+	// are 10,000 rows, and only otherwise the second one counts the rows.
 	dueOf: `(CASE WHEN (SELECT 1` + mysqlDue + ` ORDER BY wake_at LIMIT 1 OFFSET 9999) = 1 THEN 10000
 	ELSE (SELECT count(*)` + mysqlDue + `) END)`,
 	statuses: `SELECT g.name, g.status, (CASE WHEN (SELECT 1` + mysqlOf + ` ORDER BY created_at LIMIT 1 OFFSET 9999) = 1

@@ -1,19 +1,20 @@
 package sqlstore
 
-// PostgreSQL executes each start and each commit as one statement, with the log as JSON.
+// On PostgreSQL, each start and each commit is one statement, whose parameters include the new log entries as JSON.
 var postgresql = dialect{
 	numbered: true,
 	words: words("{p}saga",
 		"{now}", "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
 		"{int}", "?::bigint", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED", "{newest}", "",
-		// A subquery hides the limit from the planner. For a limit of 10,000, the planner may read and sort a table of
-		// 50,000 rows.
+		// The subquery hides the value of the limit from the planner. If the planner knows that the limit is 10,000, it may
+		// decide to read and sort a table of 50,000 rows.
 		"{most}", "(SELECT 10000)",
 	),
-	// Ids and names are compared as bytes. The fillfactor leaves space in each page for the next version of every row, so
-	// that steps do not touch the indexes. The columns that a step changes are the last ones, because the WAL has the
-	// part of a row between its first and its last change. Columns of a fixed size are the first, without padding.
+	// COLLATE "C" compares ids and names byte by byte. The fillfactor leaves space in each page for new versions of its
+	// rows. Therefore a step does not have to change the indexes. The columns that a step changes are the last ones,
+	// because the WAL contains the part of a row from the first to the last changed column. The columns of fixed size are
+	// the first ones, in an order without padding.
 	schema: `
 CREATE TABLE IF NOT EXISTS {p}saga (
 	version          bigint   NOT NULL,
@@ -72,8 +73,8 @@ SELECT {record} FROM s`,
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,
 
-	// The condition on seq makes the planner expect one row, so it searches the index for each id. Otherwise, a plan that
-	// was cached while the table was small would read the whole table.
+	// The condition r.seq + 0 = r.seq is always true. It makes the planner expect one row, so that it searches the index
+	// for each id. Otherwise, a plan that was cached while the table was small would read the whole table.
 	batch: `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset(?::json) AS r(place int, id text, epoch bigint, seq bigint, nonce bigint,
 		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
@@ -91,9 +92,10 @@ l AS (INSERT ` + entries + `
 	FROM s, json_to_recordset(s.log) AS v(` + postgresEntry + `))
 SELECT place, cancel_requested, cancel_note, woken FROM s`,
 
-	// The rows have the order of the queues, because a LATERAL join is a nested loop. The last condition makes the
-	// planner expect one queue, and the last limit is a parameter, whose value it knows: for a large estimate, it would
-	// compile (JIT) each claim.
+	// The rows have the order of the queues, because a LATERAL join is a nested loop. The condition d.owned + 0 = d.owned
+	// is always true, and makes the planner expect one queue. The last limit is a parameter, whose value the planner
+	// knows. Both keep the planner's estimate low; for a high estimate, PostgreSQL would compile (JIT) the statement for
+	// each claim.
 	picks: `SELECT s.id, s.owner, d.place FROM json_to_recordset(?::json) AS d(place int, owned smallint, turn text,
 	name text, version bigint, most bigint, picked bigint)
 CROSS JOIN LATERAL (
@@ -102,7 +104,8 @@ CROSS JOIN LATERAL (
 	ORDER BY wake_at LIMIT d.most OFFSET d.picked FOR UPDATE SKIP LOCKED) s
 WHERE d.owned + 0 = d.owned LIMIT ?::bigint`,
 
-	// The condition on name makes the planner expect one row, so it searches the index for each row.
+	// The condition name || '' = name is always true. It makes the planner expect one row, so that it searches the index
+	// for each row.
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (
 		SELECT * FROM (SELECT owned, turn, name, version, wake_at FROM {p}saga
@@ -131,7 +134,7 @@ const postgresLog = `l AS (INSERT ` + entries + `
 
 const postgresEntry = `seq bigint, step text, op text, event text, attempt bigint, error text`
 
-// The order prevents planners from reading the table instead of the index.
+// These subqueries have an ORDER BY so that planners read the index, and not the table.
 const (
 	dueOf = `(SELECT count(*) FROM (SELECT 1 FROM {by live}
 	WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name AND version = d.version AND wake_at <= {now}

@@ -65,7 +65,7 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 	if !isText(req.Parent) || !isText(req.Step) {
 		return nil, nil
 	}
-	// A union merges index ranges. With "status IN", PostgreSQL may read all children.
+	// The union reads one range of the index for each status. With "status IN", PostgreSQL may read all children.
 	limit := math.MaxInt32
 	if req.Limit > 0 {
 		limit = req.Limit
@@ -96,13 +96,15 @@ func union(text, query string, i int) string {
 }
 
 func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
-	// The statement merges index ranges: one for each status, of all definitions or of one.
+	// The statement is a union that reads one range of an index for each status. The index is by name and status if the
+	// filter selects one definition, and otherwise by status.
 	defer named("list", &err)
 	if !isText(f.Saga) || !isText(f.ID) {
 		return nil, "", nil // no saga can match
 	}
 	limit := min(cmp.Or(max(f.Limit, 0), 100), math.MaxInt32)
-	at, id := int64(math.MaxInt64), "" // the page has sagas created before at, or at that time with a lesser id
+	// The page has sagas that were created before at, and sagas that were created at that time and have a lesser id.
+	at, id := int64(math.MaxInt64), ""
 	if !f.CreatedBefore.IsZero() {
 		at = f.CreatedBefore.Add(time.Microsecond - 1).UnixMicro()
 	}
@@ -125,7 +127,8 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 	if f.WithoutState {
 		record = strings.Replace(columns, " data,", " '' AS data,", 1) + ", {now} AS store_now"
 	}
-	order := " ORDER BY created_at DESC, id DESC LIMIT {limit}" // replaced last: s.sql caches each text
+	// {limit} is replaced after the call to s.sql, which caches each text.
+	order := " ORDER BY created_at DESC, id DESC LIMIT {limit}"
 	query = "SELECT " + record + " FROM {by " + index +
 		"} WHERE status = ? AND created_at <= ? AND (created_at < ? OR id < ?)" + query + order
 	text := ""
@@ -153,16 +156,18 @@ var statuses = []store.Status{
 	store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned,
 }
 
-// endOfPrefix is the last rune of Unicode. A prefix followed by it is greater than all texts with the prefix.
+// endOfPrefix is the last rune of Unicode. A prefix followed by endOfPrefix is greater than all texts that start with
+// the prefix.
 const endOfPrefix = "\U0010FFFF"
 
-// queues returns the queues with a due saga, in any order, and counts their sagas with an expression.
+// queues returns the queues that have a due saga, in any order. count is the SQL expression for the number of due sagas
+// in a queue.
 func (s *tables) queues(ctx context.Context, count string) ([]queue, error) {
 	return s.readQueues(ctx, queuesFrom(s.d.queues, count, "owned >= 0", ""))
 }
 
-// queuesOfSome returns the queues with a due saga of a crashed owner, and the first others of the tenants after one:
-// up to limit in the order of the tenants.
+// queuesOfSome returns all queues that have a due saga of a crashed owner, and up to limit other queues that have a due
+// saga: the first ones, sorted by tenant, of the tenants after the given tenant.
 func (s *tables) queuesOfSome(ctx context.Context, after string, limit int) ([]queue, error) {
 	crashed := queuesFrom(s.d.queues, "0", "owned >= 1", "")
 	others := queuesFrom(s.d.queues, "0", "owned = 0 AND turn > ?", " AND owned = 0 LIMIT {int}")
@@ -181,7 +186,7 @@ func (s *tables) readQueues(ctx context.Context, text string, args ...any) ([]qu
 }
 
 func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
-	// The statements read up to CountLimit index entries for each number of a definition, or of each tenant.
+	// For each number of a definition, or of each tenant, the statements read up to CountLimit entries of an index.
 	defer named("counts", &err)
 	var now int64
 	if err := s.db.QueryRowContext(ctx, s.sql("SELECT {now}")).Scan(&now); err != nil {
@@ -213,7 +218,7 @@ func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 			return strings.Compare(c.Saga, name)
 		})
 		if !ok {
-			continue // the definition's first saga started after the first statement
+			continue // the definition's first saga was started after the first statement
 		}
 		c := &counts.Sagas[i]
 		c.Due = min(c.Due+q.count, store.CountLimit)
@@ -224,7 +229,7 @@ func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 	return counts, err
 }
 
-// scan returns the record in a row with the columns {record}.
+// scan returns the record that a row contains, whose columns are {record}.
 func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 	var wakeAt, completeBy, createdAt, updatedAt, now int64
 	err = row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.State, &r.Progress, &r.Parent, &r.ParentStep, &r.Tenant,
@@ -235,13 +240,13 @@ func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 	return r, err
 }
 
-// isText reports whether a column of text can have the value s. PostgreSQL has no other texts: a statement with such a
-// parameter, for example an ID of a client, fails and aborts its transaction. A saga with that ID does not exist.
+// isText reports whether s can be the value of a text column. On PostgreSQL, a statement with another string as a
+// parameter, for example an ID from a client, fails and aborts its transaction. A saga with such an ID cannot exist.
 func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
 
-// collect returns the values of all rows. err is the error of the query, which collect returns if it is not nil.
+// collect returns the values of all rows. err is the error of the query; if it is not nil, collect returns it.
 func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
 	if err != nil {
 		return nil, err
@@ -258,7 +263,7 @@ func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) 
 	return list, rows.Err()
 }
 
-// orNull returns b, or NULL for nil.
+// orNull returns b, or SQL's NULL if b is nil.
 func orNull(b []byte) any {
 	if b == nil {
 		return nil
@@ -266,7 +271,7 @@ func orNull(b []byte) any {
 	return b
 }
 
-// nonNil returns b, or an empty slice for nil, since the column is NOT NULL.
+// nonNil returns b, or an empty slice if b is nil, because the column is NOT NULL.
 func nonNil(b []byte) []byte {
 	if b == nil {
 		return []byte{}

@@ -1,10 +1,10 @@
 package sqlstore
 
-// SQLite writes in transactions of a few statements. The first statement acquires the write lock. RETURNING would cost
-// each statement a temporary table and a separate journal.
+// On SQLite, each write is a transaction of a few statements, the first of which acquires the write lock. The
+// statements do not use RETURNING, which would cost each of them a temporary table and a separate journal.
 var sqlite = dialect{
-	// Without statistics from ANALYZE, SQLite may choose another index, and sort. Before version 3.42, unixepoch has no
-	// fractions of a second.
+	// INDEXED BY is necessary because, without statistics from ANALYZE, SQLite may choose another index and sort the rows.
+	// The clock uses julianday because unixepoch has no fractions of a second before version 3.42.
 	words: words("{p}saga INDEXED BY %s",
 		"{now}", "(CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER) * 1000)",
 		"{int}", "?", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
@@ -60,16 +60,18 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	PRIMARY KEY (saga_id, name)
 ) STRICT, WITHOUT ROWID;
 `,
-	// A transaction with the write lock reads the newest rows. To acquire the lock after a read can fail.
+	// A transaction that has the write lock reads the newest rows. A transaction that has already read something may fail
+	// to acquire the lock.
 	lock:   `UPDATE {p}saga SET seq = seq WHERE 0`,
 	start:  `INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING`,
 	commit: update,
 	log:    addEntry,
 	signal: `INSERT ` + signal + ` ON CONFLICT DO NOTHING`,
 
-	// The plus signs remove the affinities of the columns; otherwise, SQLite would use only the first column of the
-	// index. Even for a greater row, SQLite seeks the first entry that is not less. The row therefore ends with a blob,
-	// which is greater than each number and text, so that the seek skips all entries of the group.
+	// The plus signs remove the affinities (preferred types) of the columns; otherwise, SQLite would use only the first
+	// column of the index. To find the first entry that is greater than a row, SQLite seeks the first entry that is not
+	// less. The row therefore ends with a blob, which is greater than any number or text, so that the seek skips all
+	// entries of the group.
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g(first) AS (
 		SELECT (SELECT rowid FROM {by live} WHERE {live} AND {from}

@@ -6,88 +6,93 @@
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is a row in the table saga. Its log is in saga_log, and its signals are in saga_signal. Times are
-// microseconds since 1970, according to the database's clock. The number of sagas that have ended does not affect
-// the duration of a call.
+// A saga is a row in the table saga. Its log is in saga_log, and its signals are in saga_signal. Times are stored as
+// microseconds since 1970, according to the database's clock. Calls do not become slower as the number of ended sagas
+// grows.
 //
-// If the database's clock is set back, a saga whose owner dies is taken over after at most two leases all the same.
-// A saga without an owner is due when the clock has reached its time again.
+// Even if the database's clock is set back, a saga whose owner dies is taken over after at most two leases
+// (RunnerConfig.LeaseTTL). A saga without an owner waits until the clock has again reached the time at which the saga
+// is due.
 //
 // # Replication and failover
 //
-// A saga relies on commits that survive. With asynchronous replication, a failover loses the commits that the new
-// primary does not have yet. In a test of a failover under load, 70 of 1151 starts were lost although Start had
-// returned nil, and commands that participants had already applied were sent again, because the records of these
-// steps were lost. Idempotent participants, such as those with saga.Apply, tolerate the repeated commands. Nothing
-// brings back the lost starts, and a lost record of a compensation lets its saga go forward again. Replicate the
-// saga's commits synchronously:
+// A commit that succeeded must survive a failover of the database. With asynchronous replication, a failover loses the
+// commits that the new primary does not have yet. In a test of a failover under load, 70 of 1151 new sagas were lost
+// although Start had returned nil. Other sagas lost the records of steps, so they sent commands again that participants
+// had already applied.
 //
-//   - PostgreSQL: synchronous_commit = on, its default, or remote_apply, together with synchronous_standby_names,
-//     for example 'ANY 1 (a, b)'. If synchronous_standby_names is empty, its default, PostgreSQL replicates
-//     asynchronously. With two standbys, the failure of one does not block commits. Only a synchronous standby may
-//     become the primary. A cancellation of a COMMIT that waits for a standby does not roll it back.
-//   - MySQL: semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, its default. After
-//     rpl_semi_sync_source_timeout, 10 seconds by default, the source replicates asynchronously: set the timeout to
-//     a high value. MariaDB has rpl_semi_sync_master_wait_point, whose default is AFTER_COMMIT, and
-//     rpl_semi_sync_master_timeout. Only a replica that has acknowledged all commits may become the source.
+// Idempotent participants, such as those with saga.Apply, tolerate repeated commands. But a lost saga is never run, and
+// if the record of a compensation is lost, the saga goes forward again. Therefore replicate the commits synchronously:
 //
-// Managed databases differ: a standby in the same region is often synchronous, a read replica that is promoted is
-// not.
+//   - PostgreSQL: set synchronous_standby_names, for example to 'ANY 1 (a, b)'. It is empty by default, which means
+//     asynchronous replication. Set synchronous_commit to on, the default, or to remote_apply. With two standbys, the
+//     failure of one does not block commits. Only a synchronous standby may become the primary. If a COMMIT that waits
+//     for a standby is canceled, it is not rolled back.
+//   - MySQL: use semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, the default. If no
+//     replica answers within rpl_semi_sync_source_timeout, 10 seconds by default, the source continues asynchronously,
+//     so set the timeout to a high value. MariaDB's settings are rpl_semi_sync_master_wait_point, whose default is
+//     AFTER_COMMIT, and rpl_semi_sync_master_timeout. Only a replica that has acknowledged all commits may become the
+//     source.
+//
+// Managed databases differ: a standby in the same region is often synchronous, but a promoted read replica is not.
 //
 // # PostgreSQL
 //
-// The store needs version 12 or later. It finds the tables through the search_path. A pool of 8 to 16 connections
+// The store needs PostgreSQL 12 or later. It finds the tables through the search_path. A pool of 8 to 16 connections
 // suffices for hundreds of concurrent sagas. Add one connection for each concurrent DoTx.
 //
-// If a process is stopped, or loses its connection to the server, between a DoTx and its COMMIT, the row of the saga
-// stays locked until the server closes the connection, and no other runner can take the saga over. Set the server's
-// idle_in_transaction_session_timeout and tcp_keepalives_idle to a few leases.
+// If a process is stopped between a DoTx and its COMMIT, or loses its connection there, the saga's row stays locked
+// until the server closes the connection. Until then, no other runner can take the saga over. To limit that time, set
+// the server's idle_in_transaction_session_timeout and tcp_keepalives_idle to a few times the LeaseTTL.
 //
-// After another process has started or signaled a saga, a runner finds it within RunnerConfig.Poll, or within
-// milliseconds if Config.Listen is set.
+// If another process starts or signals a saga, a runner finds it within RunnerConfig.Poll, or within milliseconds if
+// Config.Listen is set.
 //
-// Behind a pooler that assigns connections to transactions, such as PgBouncer with pool_mode=transaction, the driver
-// must not prepare statements. With pgx, add default_query_exec_mode=exec or simple_protocol to the DSN. The modes
-// cache_describe and describe_exec may run the statement of another client. Config.Listen must connect to the server
-// directly.
+// A pooler may assign a connection to each transaction, as PgBouncer does with pool_mode=transaction. Behind such a
+// pooler, the driver must not prepare statements. With pgx, add default_query_exec_mode=exec or
+// default_query_exec_mode=simple_protocol to the DSN. Do not use the modes cache_describe and describe_exec, which may
+// run the statement of another client. Config.Listen must connect to the server directly.
 //
 // # MySQL
 //
-// The store needs MySQL 8 or MariaDB 10.6, or later. The tables are in the connections' default database. In a
-// cluster of several nodes that accept writes, such as Galera or Group Replication, each node has its own locks: all
-// processes must write to the same node. Otherwise, two runners may run the same step. The server's
-// innodb_flush_log_at_trx_commit must be 1, its default. With another value, a loss of power undoes steps that were
-// recorded.
+// The store needs MySQL 8 or MariaDB 10.6, or later. The tables are in the connections' default database. In a cluster
+// of several nodes that accept writes, such as Galera or Group Replication, each node has its own locks. There all
+// processes must write to the same node; otherwise two runners may run the same step. The server's
+// innodb_flush_log_at_trx_commit must be 1, the default. With another value, a loss of power may lose the records of
+// steps.
 //
-// go-sql-driver/mysql ignores the ctx during COMMIT. Set readTimeout in the DSN to the LeaseTTL. Without
-// readTimeout, a connection that breaks silently in the COMMIT of a heartbeat stops all heartbeats of the process
-// until TCP's timeout, about 15 minutes, and other runners take its sagas over. Each statement of a DoTx must take
-// less than readTimeout.
+// go-sql-driver/mysql ignores the ctx during COMMIT. Set readTimeout in the DSN to the LeaseTTL. Without readTimeout, a
+// connection that breaks without notice during the COMMIT of a heartbeat stops all heartbeats of the process until
+// TCP's timeout of about 15 minutes. Other runners then take its sagas over. Each statement of a DoTx must take less
+// than readTimeout.
 //
-// A process that stops inside a DoTx, without its connection breaking, keeps the locks of its rows. The DoTx of another
-// runner that waits for them fails after readTimeout or innodb_lock_wait_timeout, which counts as an attempt, so that
-// healthy sagas may turn back. On MariaDB, set idle_transaction_timeout in the DSN to the LeaseTTL in seconds.
-// Otherwise, give such steps more Attempts.
+// If a process is stopped inside a DoTx and its connection stays open, its rows stay locked. If the DoTx of another
+// runner waits for these rows, it fails after readTimeout or innodb_lock_wait_timeout. That counts as a failed attempt,
+// so healthy sagas may turn back. On MariaDB, prevent this by setting idle_transaction_timeout in the DSN to the
+// LeaseTTL in seconds. On MySQL, increase the Attempts of such steps.
 //
-// If a DoTx loses a deadlock and returns the error, the attempt has failed without effect and is repeated. If the
-// DoTx ignores the error, its earlier writes are lost: the server has rolled the transaction back, and commits each
-// statement that follows separately, including the record that the step is done.
+// If the server rolls back a DoTx because of a deadlock, the DoTx must return the error. The attempt has then failed
+// without effect and is repeated. If the DoTx ignores the error, its earlier writes are lost, because the server has
+// rolled them back. The server then commits each later statement separately, including the record that the step is
+// done.
 //
 // # SQLite
 //
-// The store needs SQLite 3.37 or later, and a database on a local disk, which the processes of one machine may
-// share. SQLite has one writer at a time. The store's own writes wait in a queue in the process. Other write
-// transactions wait in SQLite, which needs a busy_timeout. With modernc.org/sqlite:
+// The store needs SQLite 3.37 or later, and a database on a local disk. Several processes of one machine may share the
+// database. SQLite has one writer at a time. In a process, the store's writes wait in a queue. Other write transactions
+// wait inside SQLite, for up to the busy_timeout, which must be set. With modernc.org/sqlite:
 //
 //	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
-// Migrate rejects a synchronous setting below FULL, which is the default of some drivers in WAL mode: after a loss
-// of power, the record that a saga has turned back could be missing, and the saga would go forward again. If other
-// parts of the program often write to the same database, db.SetMaxOpenConns(1) makes all writers wait in one fair
-// queue. A DoTx must then use its tx and no other connection.
+// Migrate returns an error if the setting synchronous is below FULL, as it is by default in WAL mode with some drivers.
+// With such a setting, a loss of power could lose the record that a saga has turned back, and the saga would go forward
+// again.
 //
-// A DoTx excludes all other writers while it runs, including heartbeats. A runner therefore ends it after a third of
-// RunnerConfig.LeaseTTL, whatever its Timeout.
+// If other parts of the program often write to the same database, call db.SetMaxOpenConns(1), so that all writers wait
+// in one fair queue. A DoTx must then use only its tx and no other connection.
+//
+// While a DoTx runs, no other writer can write, not even a heartbeat. A runner therefore ends a DoTx after a third of
+// RunnerConfig.LeaseTTL, even if the step's Timeout is longer.
 package sqlstore
 
 import (
@@ -123,7 +128,7 @@ type Store struct {
 	tables *tables
 }
 
-// methods are the methods that a Runner calls. Programs do not call them.
+// methods has the methods that a Runner calls. Programs do not call them.
 type methods interface {
 	store.TxStore
 	store.Notifier
@@ -136,36 +141,37 @@ type tables struct {
 	prefix string
 	listen func(ctx context.Context, channel string, notify func()) error
 
-	batches  *batcher // nil on MySQL, where a commit may wait for a row that another commit has locked
+	batches  *batcher // nil on MySQL, where one commit may wait for a row that another commit has locked
 	texts    *sqldb.Texts
 	prepared *prepared // nil on PostgreSQL, whose drivers prepare statements themselves
 	turns    *turns    // the queue of SQLite's writers; nil on other databases
 	rotation rotation
 
 	leases    sync.Mutex
-	limited   time.Time    // the time of the last limitLeases; guarded by leases
-	isolation atomic.Value // the default isolation of PostgreSQL, a string; nil until it is known
+	limited   time.Time    // the time of the last call to limitLeases; guarded by leases
+	isolation atomic.Value // a string with PostgreSQL's default isolation level; nil until it is known
 }
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix is the prefix of the names of the tables and indexes, except saga_barrier: at most 32 of a-z, 0-9 and _,
-	// not starting with a digit. Empty means no prefix.
+	// Prefix is the prefix of the names of tables and indexes, except the table saga_barrier. It has at most 32 characters
+	// from a-z, 0-9 and _, and does not start with a digit. Empty means no prefix.
 	Prefix string
 
-	// Listen executes LISTEN for the channel on a separate connection. It calls notify once when it listens, and then
-	// for each notification, until ctx is done or the connection fails. The connection must not use a pooler such as
-	// PgBouncer, through which no notification arrives. Listen is for PostgreSQL only. With pgx, it is
+	// Listen executes LISTEN for the channel on a separate connection. It then calls notify once, and again for each
+	// notification, until ctx is done or the connection fails. The connection must not go through a pooler such as
+	// PgBouncer, which does not forward notifications. Listen is for PostgreSQL only. With pgx, use
 	// resiliencepgx.Listen(pool). Nil means that runners only poll.
 	//
-	// A store with Listen also sends notifications, so every process that starts or signals sagas needs it. PostgreSQL
-	// commits transactions with notifications one after the other: each StartTx, each Start whose runner has no free
-	// place, and each write after which a saga without an owner is due immediately, such as a signal.
+	// A store with Listen also sends notifications. So every process that starts or signals sagas needs Listen. PostgreSQL
+	// does not commit transactions with notifications concurrently, but one after the other. StartTx sends a notification,
+	// and so does each other write that makes a saga without an owner due immediately, such as a signal or a Start whose
+	// runner has no capacity left.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New returns a Store in db. It does not use db yet, and never closes it. It panics if db is nil, the dialect is
-// unknown, or the Config is invalid for the dialect.
+// New returns a Store in db. New does not use db yet, and the Store never closes it. It panics if db is nil, the
+// dialect is unknown, or the Config is invalid for the dialect.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
@@ -194,9 +200,10 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	return &Store{s, s}
 }
 
-// version is the version of the tables; testdata has the tables of each version. From 0.1.0 on, a change of the
-// tables increments it, adds a migration to Migrate and a test that upgrades a database of each released version with
-// unfinished sagas, and records in the row of the version whether older programs can use the tables.
+// version is the version of the tables. testdata has the tables of each version. From release 0.1.0 on, a change of the
+// tables must increment version and add a migration to Migrate. It must also add a test that upgrades a database with
+// unfinished sagas from each released version. The row of the version records whether older programs can use the new
+// tables.
 const version = 1
 
 func (s *tables) schema() sqldb.Schema {
@@ -210,16 +217,23 @@ func (s *tables) schema() sqldb.Schema {
 	}
 }
 
-// Schema returns the statements that create the tables and indexes, each with a semicolon at its end, for a separate
-// migration tool. Migrate then finds the tables and does nothing.
+// Schema returns the statements that create the tables and indexes, for a separate migration tool. Each statement ends
+// with a semicolon. If such a tool has executed them, Migrate finds the tables and does nothing.
 func (s *Store) Schema() string { return s.tables.schema().String() }
 
 // Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If nothing is missing, it
-// needs no right to create tables. Several processes may call it concurrently. It returns an error if a table of one
-// of these names, except saga_barrier, belongs to another program, if a newer version of the tables excludes this
-// program, or if the server is not PostgreSQL, MySQL or MariaDB and executes the statements differently, such as TiDB
-// or CockroachDB. On SQLite, it also returns an error if the settings of the connection could lose a commit, or if
-// the busy_timeout is zero.
+// needs no right to create tables. Several processes may call Migrate concurrently.
+//
+// Migrate returns an error in these cases:
+//
+//   - A table with one of these names, except saga_barrier, belongs to another program.
+//
+//   - The tables have a newer version, which this program cannot use.
+//
+//   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently, such as CockroachDB
+//     or TiDB.
+//
+//   - The database is SQLite, and the settings of the connection could lose a commit, or the busy_timeout is zero.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
 		if err := s.tables.settings(ctx); err != nil {
@@ -229,7 +243,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return wrap("migrate", s.tables.schema().Migrate(ctx, s.tables.db))
 }
 
-// settings returns an error if the settings of a connection to SQLite could lose a commit, or do not wait for locks.
+// settings returns an error if a connection to SQLite could lose a commit or does not wait for locks.
 func (s *tables) settings(ctx context.Context) error {
 	var synchronous int
 	if err := s.db.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
@@ -242,7 +256,7 @@ func (s *tables) settings(ctx context.Context) error {
 	return sqldb.Waits(ctx, s.db)
 }
 
-// Check returns nil if the tables exist, this program can use them, and the server is supported; see Migrate.
+// Check returns nil if the tables exist, this program can use their version, and the server is supported; see Migrate.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.tables.schema().Check(ctx, s.tables.db)
 	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion, sqldb.ErrServer} {
@@ -257,8 +271,8 @@ func (s *Store) Check(ctx context.Context) error {
 // sql returns a statement in the database's dialect.
 func (s *tables) sql(text string) string { return s.texts.Of(text) }
 
-// among is like sql, for a statement whose last parameters are a list of ids. It appends the ids to args, and repeats
-// the last one up to a power of two, so that there are few different statements.
+// among is like sql, for a statement whose last parameters are a list of ids. It appends the ids to args. It repeats
+// the last id until the number of ids is a power of two, so that there are few different statements to cache.
 func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	n := 1
 	for n < len(ids) {
@@ -270,22 +284,23 @@ func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	return s.sql(strings.ReplaceAll(text, "{ids}", strings.Repeat("?, ", n-1)+"?")), args
 }
 
-// write runs fn in a transaction, and repeats it if the database rolls it back in favor of another transaction. On
-// SQLite, it first waits for its turn, unless it is urgent.
+// write runs fn in a transaction, and repeats the transaction if the database rolls it back in favor of another one. On
+// SQLite, write first waits for its turn; an urgent call skips the queue.
 func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context, sqldb.Querier) error) error {
 	repeats := sqldb.Repeats
 	if s.turns != nil {
-		repeats = 0 // SQLite has waited for its busy_timeout, whatever ctx says
+		repeats = 0 // SQLite has already waited for its busy_timeout, even if ctx was done earlier
 		leave, err := s.turns.enter(ctx, urgent)
 		if err != nil {
 			return err
 		}
 		defer leave()
-		// ctx limits only the wait: the transaction is short, and a ctx does not end a wait inside SQLite.
+		// ctx limits only the wait in the queue. The transaction is short, and ctx could not end a wait inside SQLite.
 		ctx = context.WithoutCancel(ctx)
 	}
 	if s.prepared != nil {
-		// prepare needs a connection, and the pool may have no other than the transaction's.
+		// prepare needs a connection. It must run before the transaction starts, because the pool may have only one
+		// connection.
 		if err := s.prepared.prepare(ctx); err != nil {
 			return err
 		}
@@ -298,8 +313,8 @@ func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context
 	})
 }
 
-// single is like write, for an fn that executes one statement on PostgreSQL. If the default isolation is READ
-// COMMITTED, the statement needs no explicit transaction, which saves two round trips.
+// single is like write, for an fn that executes only one statement on PostgreSQL. If PostgreSQL's default isolation is
+// READ COMMITTED, single does not start an explicit transaction, which saves two round trips.
 func (s *tables) single(ctx context.Context, fn func(context.Context, sqldb.Querier) error) error {
 	if s.kind != PostgreSQL {
 		return s.write(ctx, false, fn)
@@ -317,8 +332,8 @@ func (s *tables) single(ctx context.Context, fn func(context.Context, sqldb.Quer
 	return sqldb.Write(ctx, s.db, func(ctx context.Context, on sqldb.Conn) error { return fn(ctx, on) })
 }
 
-// options returns the isolation under which an UPDATE sees the newest version of its row, whatever the database's
-// default.
+// options returns the transaction options under which an UPDATE sees the newest version of its row, regardless of the
+// database's default isolation.
 func (s *tables) options() *sql.TxOptions {
 	if s.kind == SQLite {
 		return nil
@@ -337,7 +352,7 @@ func (s *tables) lock(ctx context.Context, q sqldb.Querier) error {
 
 func (s *tables) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.turns != nil {
-		// The caller leaves when tx has the lock. From then on, other writers wait for tx inside SQLite.
+		// The turn ends as soon as tx has SQLite's lock. From then on, other writers wait for tx inside SQLite.
 		leave, err := s.turns.enter(ctx, false)
 		if err != nil {
 			return nil, wrap("begin", err)
@@ -359,8 +374,9 @@ func (s *tables) Exclusive() bool { return s.turns != nil }
 
 func (s *tables) channel() string { return s.prefix + "saga" }
 
-// notify notifies the listeners that a saga is due. Callers send the notification after the write, so that writes are
-// not committed one after the other. If the process dies in between, runners find the saga at their next poll.
+// notify notifies the listeners that a saga is due. Callers call it after the write, and not in the write's
+// transaction, because PostgreSQL commits transactions with notifications one after the other. If the process dies
+// before the notification is sent, runners find the saga at their next poll.
 func (s *tables) notify(ctx context.Context, q sqldb.Querier) error {
 	if s.listen == nil {
 		return nil
@@ -377,7 +393,7 @@ func (s *tables) Listen(ctx context.Context, notify func()) error {
 	return wrap("listen", s.listen(ctx, s.channel(), notify))
 }
 
-// named adds the name of a method to the error that the method returns. It is for a defer.
+// named adds the name of a method to the method's error. It is called in a defer statement.
 func named(what string, err *error) { *err = wrap(what, *err) }
 
 // wrap adds the name of a method to an error of the database. It returns ErrFenced and ErrNotFound unchanged.

@@ -2,26 +2,27 @@ package sqlstore
 
 import "strings"
 
-// A dialect has the statements that differ between the kinds of databases. In all statements, {p} is the prefix of
-// the tables' names, {now} is the database's clock in microseconds since 1970, {ids} is a list of placeholders, and
-// each ? is one parameter.
+// A dialect has the statements that differ between the kinds of databases. In all statements, words in braces are
+// replaced: {p} by the prefix of the tables' names, {now} by the database's clock in microseconds since 1970, and {ids}
+// by a list of placeholders. Each ? is one parameter.
 type dialect struct {
 	words    []string
 	numbered bool // whether placeholders are $1, $2 and so on
 
-	schema string // creates the tables, except the tables of the version and of saga.Apply
+	schema string // creates the tables, except the table with the version and the table of saga.Apply
 
-	lock   string // acquires the write lock before a transaction reads; "" if the database has locks of rows
-	start  string // inserts a saga, and its log if the field log is ""
-	commit string // updates a saga, and inserts into its log if the field log is ""
-	batch  string // executes commits, which are JSON; "" if the store executes them one by one
-	log    string // inserts an entry; "" if start and commit insert all entries, which are JSON
-	signal string // inserts a signal unless it exists; a read before it would lock the gap for others on MySQL
-	picks  string // picks sagas of queues, which are JSON; "" if a union of pickOne does
+	lock   string // acquires the write lock before a transaction reads; "" if the database has row locks
+	start  string // inserts a saga; also inserts its log if the field log is ""
+	commit string // updates a saga; also appends to its log if the field log is ""
+	batch  string // executes several commits, which are a JSON parameter; "" if the store executes commits one by one
+	log    string // inserts one log entry; "" if start and commit insert all entries, which are a JSON parameter
+	signal string // inserts a signal unless it exists; a read before it would lock a gap for others on MySQL
+	picks  string // picks sagas from queues, which are a JSON parameter; "" if a union of pickOne does so
 
-	// queues returns the least wake_at of each queue that has a due saga. statuses returns the number of sagas with each
-	// name and status. Both skip from group to group in an index. In queues, {count} is 0 or dueOf, {from} is the
-	// condition for the first entry of the index, and {first} limits the number of queues.
+	// queues returns the earliest wake_at of each queue that has a due saga. statuses returns the number of sagas for each
+	// pair of name and status. Both read only the first entry of each group in an index. In queues, {count} is 0 or the
+	// expression dueOf, which counts the due sagas of a queue, {from} is the condition for the first index entry, and
+	// {first} limits the number of queues.
 	queues, dueOf, statuses string
 }
 
@@ -29,16 +30,19 @@ const (
 	columns = `id, name, version, status, data, steps, parent, parent_step, tenant, seq, nonce, owner, epoch, wake_at,
 	complete_by, failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
-	// List merges the sagas of each of these statuses, so it would not return a saga with another status.
+	// The CHECK is necessary because List only reads the sagas with these statuses, and would not return a saga with
+	// another status.
 	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"
 	isLive   = "status IN ('running', 'compensating')"
-	// The children of a saga that exists are excluded, so that a sweep does not read sagas that it must not delete.
+	// isDeletable excludes the children of existing sagas, so that DeleteEnded does not read sagas that it must not
+	// delete.
 	isEnded     = "status IN ('completed', 'compensated', 'abandoned')"
 	isDeletable = isEnded + " AND parent = ''"
 
-	// The indexes are for Claim, DeleteEnded, Children, List and Counts. A saga changes them when it starts or ends, and
-	// when it is claimed, parked or renewed. A step changes no indexed column, so PostgreSQL writes it without touching
-	// the indexes. The wake_at of a saga that has ended is the time when it ended, because it was released then.
+	// The indexes are for Claim, DeleteEnded, Children, List and Counts. An indexed column changes when a saga starts or
+	// ends, when it is claimed or released, and when its lease is renewed. A step changes no indexed column, so PostgreSQL
+	// can record the step without changing an index. The wake_at of a saga that has ended is the time when it ended,
+	// because it was released then.
 	indexes = `
 CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (owned, turn, name, version, wake_at) WHERE ` + isLive + `;
 CREATE INDEX IF NOT EXISTS {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
@@ -55,8 +59,8 @@ SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
 	{now}, {now})`
 
-	// The version and the state are NULL if they do not change. A commit that does not release the saga has -1 in place
-	// of the time until it is due.
+	// The parameters for the version and the state are NULL if these do not change. The parameter for the time until the
+	// saga is due is -1 if the commit does not release the saga.
 	update = `UPDATE {p}saga SET status = ?, version = COALESCE({int}, version), data = COALESCE(?, data),
 	steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, updated_at = {now},
 	owner = CASE WHEN {int} < 0 THEN owner ELSE '' END,
@@ -68,12 +72,13 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 
-	// pickOne locks the first sagas of a queue after the sagas that the claim has locked before.
+	// pickOne locks sagas at the front of a queue. The OFFSET skips the sagas that the same claim has already locked.
 	pickOne = `SELECT id, owner, {place} AS place FROM {by live}
 	WHERE {live} AND owned = ? AND turn = ? AND name = ? AND version = ? AND wake_at <= {now}
 	ORDER BY wake_at LIMIT ? OFFSET ?{skip}`
 
-	// In an UPDATE of MySQL, an expression sees the new values of the columns to its left.
+	// takeovers must come before owner: in an UPDATE of MySQL, an expression sees the new values of the columns that were
+	// assigned before it.
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
 	epoch = epoch + 1, woken = false, owner = ?, lease = ?,
 	wake_at = {now} + ? WHERE id IN ({ids})`
@@ -82,8 +87,8 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
 	renew = `UPDATE {p}saga SET lease = ?, wake_at = {now} + ? WHERE id IN ({ids})`
 
-	// If a lease ends later than a lease that begins now, the clock went back after it was written. The limit is for a
-	// transaction of a moment.
+	// If a lease ends later than the same lease would end if it started now, the clock was set back after the lease was
+	// written. The LIMIT keeps the transaction that shortens the leases short.
 	isTooLong  = ` AND {live} AND owned = 1 AND wake_at > {now} + lease`
 	tooLong    = `SELECT id FROM {by live} WHERE 1 = 1` + isTooLong + ` LIMIT 1000`
 	limitLease = `UPDATE {p}saga SET wake_at = {now} + lease WHERE id IN ({ids})` + isTooLong
@@ -110,7 +115,8 @@ ORDER BY {ended_at} LIMIT ?{skip}`
 	endedChildren = `SELECT id FROM {p}saga WHERE parent > '' AND ` + isEnded + ` AND parent IN ({ids}) LIMIT ?{lock}`
 )
 
-// removal deletes sagas, and removes the reference to them from their remaining children.
+// removal deletes sagas with their logs and signals, and removes the references to the deleted sagas from their
+// remaining children.
 var removal = []string{
 	`DELETE FROM {p}saga WHERE id IN ({ids})`,
 	`DELETE FROM {p}saga_log WHERE saga_id IN ({ids})`,
@@ -118,8 +124,8 @@ var removal = []string{
 	`UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent > '' AND parent IN ({ids})`,
 }
 
-// words returns the words of a dialect, in addition to the words of all dialects. by is the text with which a query
-// reads the table by an index; %s is the index's name.
+// words returns the words in braces of a dialect and their replacements, followed by those that all dialects have. by
+// is the SQL text with which a query reads the table by an index. %s in it stands for the index's name.
 func words(by string, own ...string) []string {
 	list := append([]string{"{record}", columns + ", {now} AS store_now"}, own...)
 	for _, index := range []string{"live", "name", "time"} {

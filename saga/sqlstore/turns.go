@@ -8,23 +8,24 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// turns lets the writers of SQLite write one after the other. Without it, concurrent writers would poll SQLite's lock
-// with pauses, in no order.
+// turns makes the writers of SQLite write one after the other, in order. Without it, concurrent writers would poll
+// SQLite's lock with pauses, and get it in arbitrary order.
 type turns struct {
-	// The writer that has the gate writes. The first of the others waits for the gate, and the rest for the queue. An
-	// urgent writer, such as a heartbeat, skips the queue: a long queue must not cost a lease.
+	// A writer that has passed gate writes. The next writer has passed queue and waits for gate, and all other writers
+	// wait for queue. An urgent writer, such as a heartbeat, waits only for gate, because a wait in a long queue could
+	// cost a lease.
 	gate, queue chan struct{}
 }
 
 func newTurns() *turns { return &turns{gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)} }
 
-// enter waits until the caller may write. The caller calls leave afterwards.
+// enter waits until the caller may write. The caller must call leave after the write.
 func (t *turns) enter(ctx context.Context, urgent bool) (leave func(), err error) {
 	if !urgent {
 		if err := pass(ctx, t.queue); err != nil {
 			return nil, err
 		}
-		defer func() { <-t.queue }() // the next caller may wait for the gate
+		defer func() { <-t.queue }() // lets the next caller wait for the gate
 	}
 	if err := pass(ctx, t.gate); err != nil {
 		return nil, err
@@ -44,20 +45,20 @@ func pass(ctx context.Context, c chan struct{}) error {
 	}
 }
 
-// prepared caches the prepared statements of transactions. A statement is prepared before its second use. Without the
-// cache, SQLite spends a quarter of its time on parsing, and MySQL needs one more round trip for each statement. The
-// statements are closed with the database.
+// prepared caches the prepared statements of transactions. A statement is prepared before its second use. Without this
+// cache, SQLite spends a quarter of its time on parsing, and MySQL needs an additional round trip for each statement.
+// The prepared statements are closed together with the database.
 type prepared struct {
 	db *sql.DB
 
 	mu    sync.Mutex
-	stmts map[string]*sql.Stmt // by text; nil if the text was used once and is not prepared yet
+	stmts map[string]*sql.Stmt // the statements by their texts; nil if a text was used once and is not prepared yet
 	next  []string             // the texts to prepare
 }
 
 func newPrepared(db *sql.DB) *prepared { return &prepared{db: db, stmts: make(map[string]*sql.Stmt)} }
 
-// prepare prepares the statements that were used for the first time since its last call.
+// prepare prepares the statements whose texts were used for the first time since the last call to prepare.
 func (p *prepared) prepare(ctx context.Context) error {
 	for {
 		p.mu.Lock()
@@ -80,7 +81,7 @@ func (p *prepared) prepare(ctx context.Context) error {
 	}
 }
 
-// stmt returns the prepared statement with a text, or nil if there is none yet.
+// stmt returns the prepared statement with a text, or nil if the text is not prepared yet.
 func (p *prepared) stmt(text string) *sql.Stmt {
 	p.mu.Lock()
 	defer p.mu.Unlock()

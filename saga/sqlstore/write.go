@@ -54,7 +54,7 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 				return rec, err == nil, err
 			}
 		} else {
-			// An inserted row counts as affected, whatever MySQL's clientFoundRows is.
+			// An inserted row counts as affected with either value of the MySQL driver's option clientFoundRows.
 			if created, err = changes(q.ExecContext(ctx, s.sql(s.d.start), args...)); err != nil {
 				return rec, false, err
 			}
@@ -66,11 +66,11 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 		}
 		if rec, err = s.load(ctx, q, req.ID, "{newest}"); err != store.ErrNotFound {
 			return rec, created, err
-		} // otherwise, the saga was deleted between the two statements
+		} // otherwise, the saga was deleted between the insert and the load
 	}
 }
 
-// numbered returns a copy of new entries with their Seq. seq is the Seq of the last entry before them.
+// numbered returns a copy of new log entries with their Seq. seq is the Seq of the last existing entry.
 func numbered(log []store.Entry, seq int64) []store.Entry {
 	log = slices.Clone(log)
 	for i := range log {
@@ -82,7 +82,7 @@ func numbered(log []store.Entry, seq int64) []store.Entry {
 func jsonOf(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // v has only strings and numbers, which have a JSON
+		panic(err) // v has only strings and numbers, which can always be encoded
 	}
 	return string(text)
 }
@@ -133,13 +133,13 @@ func (s *tables) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitReque
 	return rc, wrap("commit", err)
 }
 
-// due reports whether the saga is due after the commit, so that a runner may claim it.
+// due reports whether the saga is due immediately after the commit.
 func due(req *store.CommitRequest, rc store.Receipt) bool {
 	return req.Release && (req.WakeIn <= 0 || rc.Woken) &&
 		(req.Status == store.Running || req.Status == store.Compensating)
 }
 
-// wakeIn returns the number of microseconds until the saga is due, or -1 if it is not released.
+// wakeIn returns the number of microseconds until the saga is due, or -1 if the commit does not release the saga.
 func wakeIn(req *store.CommitRequest) int64 {
 	if !req.Release {
 		return -1
@@ -147,7 +147,8 @@ func wakeIn(req *store.CommitRequest) int64 {
 	return max(req.WakeIn.Microseconds(), 0)
 }
 
-// commit executes a commit. It waits for the saga's row, and returns ErrFenced if the row does not match the fence.
+// commit executes a commit. If the saga's row is locked, it waits. It returns ErrFenced if the row's epoch or seq does
+// not match.
 func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	due := wakeIn(&req)
 	version := sql.NullInt64{Int64: int64(req.Version), Valid: req.Version != 0}
@@ -198,7 +199,7 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 			return err
 		}
 		renewed = nil
-		epochs := make(map[string]int64, len(req.Held)) // the epochs of the sagas that were not found yet
+		epochs := make(map[string]int64, len(req.Held)) // the epochs of the sagas that have not been found yet
 		ids := make([]string, len(req.Held))
 		for i, h := range req.Held {
 			ids[i], epochs[h.ID] = h.ID, h.Epoch
@@ -223,7 +224,7 @@ func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (ren
 			text, args := s.among(renew, free, term, term)
 			_, err = q.ExecContext(ctx, text, args...)
 		}
-		// A read without a lock returns the last committed version of a locked row.
+		// The remaining rows may be locked. A read without a lock returns their last committed version.
 		if err == nil && len(epochs) > 0 && s.d.lock == "" {
 			_, err = look("", slices.Collect(maps.Keys(epochs)))
 		}
@@ -252,7 +253,7 @@ func (s *tables) PostTx(ctx context.Context, tx *sql.Tx, req store.PostRequest) 
 	return rec, cmp.Or(wrap("post", err), refused)
 }
 
-// post returns the error of Admit as refused.
+// post executes a PostRequest. refused is the error of Admit.
 func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostRequest) (
 	rec store.Record, refused, err error,
 ) {
@@ -269,7 +270,8 @@ func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostReques
 		return rec, nil, err
 	}
 	if err = s.lock(ctx, q); err == nil {
-		rec, err = s.load(ctx, q, req.ID, "{lock}") // until tx ends, neither its owner nor another Post can change the saga
+		// With the lock, neither the saga's owner nor another Post can change the saga until tx ends.
+		rec, err = s.load(ctx, q, req.ID, "{lock}")
 	}
 	if err != nil {
 		return rec, nil, err
@@ -304,7 +306,7 @@ func (s *tables) cancel(ctx context.Context, q sqldb.Querier, id, note string) (
 		rec, err = s.load(ctx, q, id, "{lock}")
 		if err != nil || rec.CancelRequested || rec.Status != store.Running {
 			return rec, err
-		} // otherwise, the saga was started between the two statements
+		} // otherwise, the saga was started between the update and the load
 	}
 }
 
@@ -312,7 +314,7 @@ func (s *tables) DeleteEnded(ctx context.Context, status store.Status, age time.
 	n int, err error,
 ) {
 	if age < 0 || limit < 0 {
-		// For SQLite, a negative limit means no limit.
+		// A negative limit must be rejected, because for SQLite it means no limit.
 		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
 	}
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
