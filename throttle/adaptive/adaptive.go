@@ -3,13 +3,13 @@
 //	shed := adaptive.New(adaptive.Config{Name: "search"})
 //	err := shed.Do(ctx, search)
 //
-// A [Throttle] sheds a call with the probability
+// A [Throttle] refuses (sheds) a call with the probability
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// Here, requests is the number of calls that were sent or shed in the last Window. accepts is the number of these
-// calls that the server accepted or that are still in flight. A Throttle needs no limit and no agreement with the
-// server. It sends enough calls to notice that the server has recovered.
+// Here, requests is the number of calls in the last Window, both sent and shed. accepts is the number of these calls
+// that the server accepted or that are still in flight. A Throttle needs no configured limit and no support by the
+// server. It still sends a few calls, and thus notices when the server has recovered.
 //
 // # Stability
 //
@@ -38,22 +38,25 @@ import (
 
 // Config configures a [Throttle].
 type Config struct {
-	// Name appears in errors, events and metrics. Name is optional and cannot change.
+	// Name identifies the Throttle in errors, events and metrics. It is optional. Update cannot change it.
 	Name string
 
-	// K is the number of calls that are sent for each call that the server accepts. K must be above 1 and at most
-	// 1e9. Zero means 2. With a smaller K, the server gets fewer calls. With a larger K, a Throttle notices sooner
-	// that the server has recovered.
+	// K is the number of calls that are sent for each call that the server accepts. K must be above 1 and at most 1e9.
+	// Zero means 2. With a smaller K, the server gets fewer calls. With a larger K, a Throttle notices sooner that the
+	// server has recovered.
 	K float64
 
-	// Window is the time over which calls are counted. It moves in steps of a 24th of its length. Zero means 2
-	// minutes. The minimum is 24 ns. Window cannot change.
+	// Window is the time for which a call is counted. The window moves in steps of a 24th of Window. Zero means 2
+	// minutes. The minimum is 24ns. Update cannot change Window.
 	Window time.Duration
 
-	// Throttled reports whether an error means that the server rejected the call or could not accept the call. Nil
-	// means that three kinds of errors do. The first kind has a method Throttled that returns true, as for HTTP 429
-	// and 503. The second kind has a RetryAfter and is not an answer. The third kind are timeouts, including the
-	// timeout of the call's ctx. A call that was refused or canceled is not counted.
+	// Throttled reports whether an error means that the server rejected or could not accept the call. It is not called
+	// for calls that an inner policy refused or that the caller canceled, because these calls are not counted. Nil means
+	// that an error has this meaning in three cases:
+	//
+	//   - The error has a method Throttled() bool that returns true, as for HTTP 429 and 503.
+	//   - The error has a RetryAfter, and its method Answered() bool, if there is one, returns false.
+	//   - The error is a timeout, or the deadline of the call's ctx has passed.
 	Throttled func(error) bool
 }
 
@@ -72,7 +75,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// A Throttle sheds calls. It is safe for concurrent use.
+// A Throttle sheds calls that the server would probably reject. It is safe for concurrent use.
 type Throttle struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
@@ -111,8 +114,8 @@ func New(cfg Config) *Throttle {
 	return a
 }
 
-// Do runs fn and returns the error of fn. If the call is shed, Do does not run fn and returns a
-// [*throttle.LimitedError] without a RetryAfter. If ctx has already ended, Do returns the error of ctx.
+// Do calls fn and returns the error of fn. If the call is shed, Do does not call fn and returns a
+// [*throttle.LimitedError] without a RetryAfter. If ctx is already done, Do returns the error of ctx.
 func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -146,8 +149,8 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 	return err
 }
 
-// The corrections are added to the step of a call when the call ends. While the call was in flight, the call was
-// counted as accepted.
+// When a call ends, one of these corrections is added to the call's step. Until then, the call is counted as
+// accepted.
 var accepted, throttled, uncounted = step{}, step{accepts: -1}, step{-1, -1}
 
 // correctionOf returns the correction for the step of a call that returned err.
@@ -167,13 +170,13 @@ func (c *Config) correctionOf(ctx context.Context, err error) step {
 	return accepted
 }
 
-// Wrap returns a function that runs next under Do.
+// Wrap returns a function that calls next under [Throttle.Do].
 func (a *Throttle) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
 
-// add adds the counts of calls to the step with the number at, unless that step is no longer in the window. a.mu is
-// held.
+// add adds the counts of calls to the step with the number at, unless that step is no longer in the window. The
+// caller holds a.mu.
 func (a *Throttle) add(at int64, calls step) {
 	if a.at-at < steps {
 		a.window[at%steps].add(calls, 1)
@@ -181,8 +184,8 @@ func (a *Throttle) add(at int64, calls step) {
 	}
 }
 
-// probability advances the window to the current step, and returns the probability that a call is shed now. a.mu is
-// held.
+// probability advances the window to the current step, and returns the probability that a call is shed now. The
+// caller holds a.mu.
 func (a *Throttle) probability() float64 {
 	cfg := a.setting.Load()
 	at := int64(time.Since(a.began) / (cfg.Window / steps))
@@ -213,7 +216,7 @@ func (a *Throttle) Observe(f func(context.Context, throttle.Event)) (stop func()
 // Config returns the configuration with defaults filled in.
 func (a *Throttle) Config() Config { return a.setting.Config() }
 
-// Update changes the configuration in the same way as [throttle.Limiter.Update]. Name and Window cannot change.
+// Update is like [throttle.Limiter.Update]. Name and Window cannot change.
 func (a *Throttle) Update(change func(*Config)) error {
 	return a.setting.Update(change, same, nil)
 }

@@ -15,11 +15,10 @@ type Window struct {
 	Per   string // "day", "week" or "month"; empty if Every is set
 	In    *time.Location
 	From  int           // the day on which a month starts, 1 to 31; a shorter month starts on its last day
-	At    time.Duration // the time of the start, from midnight on the first day of the period, as clocks in In show it
+	At    time.Duration // when a period starts, as the time since midnight of its first day that clocks in In show
 }
 
-// longestAt has an upper bound of At for each period. The bound is the length of the shortest such period, and At
-// must be less.
+// longestAt contains the length of the shortest period of each kind. At must be less than this length.
 var longestAt = map[string]time.Duration{"day": day, "week": 7 * day, "month": 28 * day}
 
 const day = 24 * time.Hour
@@ -28,7 +27,7 @@ const day = 24 * time.Hour
 const MaxTime = 36 * 365 * 24 * time.Hour
 
 // Check records the invalid fields of w. at is the prefix of their names. Check builds texts only if a field is
-// invalid, because a fleet checks each call.
+// invalid, because package fleet calls Check for each call.
 func (w Window) Check(f *invalid.Fields, at string) {
 	long := w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime
 	known := w.Per == "" || longestAt[w.Per] > 0
@@ -58,8 +57,9 @@ func (w Window) Filled() Window {
 	return w
 }
 
-// Same reports whether w and other have the same windows. Both must be filled. If a time zone was loaded again, it
-// has another pointer. So Same compares zones by their names and by the starts of the periods around t.
+// Same reports whether w and other have the same windows. Both must be filled. The same time zone may have two
+// pointers, if it was loaded twice. Therefore Same compares zones by their names and by the starts of the periods
+// around t.
 func (w Window) Same(other Window, t time.Time) bool {
 	if w.Per == "" || w.In.String() != other.In.String() {
 		return w == other
@@ -73,9 +73,9 @@ func (w Window) Same(other Window, t time.Time) bool {
 // is the end of the next period. All times are in nanoseconds of Unix time.
 type Span struct{ Before, Begin, End, After int64 }
 
-// Find returns the period that contains t. w must be filled. If clocks are set back over the start of a period, the
-// civil time of the start occurs twice. So a period starts at the first moment whose civil time is the civil time of
-// the start or later. A period ends when the next period starts.
+// Find returns the period that contains t. w must be filled. If clocks are set back, the civil time at which a period
+// starts may occur twice. Therefore a period starts at the first moment at which clocks show this civil time or a
+// later time. It ends when the next period starts.
 func (w Window) Find(t time.Time) Span {
 	n := 0
 	for w.start(t, n) > t.UnixNano() {
@@ -87,8 +87,8 @@ func (w Window) Find(t time.Time) Span {
 	return Span{w.start(t, n-1), w.start(t, n), w.start(t, n+1), w.start(t, n+2)}
 }
 
-// start returns the start of a period. If n is 0, this is the period that belongs to the date of t; otherwise, it is
-// the period that comes n periods later. The period that belongs to the date of t may start later than t.
+// start returns the start of the period that is n periods after the period of t's date. n may be negative. The period
+// of t's date may start later than t.
 func (w Window) start(t time.Time, n int) int64 {
 	local := t.In(w.In)
 	year, month, day := local.Date()
@@ -106,9 +106,9 @@ func (w Window) start(t time.Time, n int) int64 {
 	return firstAt(civil.Add(w.At), w.In)
 }
 
-// firstAt returns the first moment at which clocks in a time zone show civil or a later time. civil has the civil
-// time in UTC. [time.Date] does not specify which moment it returns for a civil time that does not exist or occurs
-// twice.
+// firstAt returns the first moment at which clocks in a time zone show civil or a later time. civil is the civil
+// time, as a time in UTC. firstAt does not use [time.Date], which does not specify its result for a civil time that
+// does not exist or that occurs twice.
 func firstAt(civil time.Time, in *time.Location) int64 {
 	for t := civil.Add(-26 * time.Hour).In(in); ; { // no zone is 26 hours ahead of UTC
 		_, offset := t.Zone()

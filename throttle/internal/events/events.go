@@ -9,8 +9,8 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Describe returns the [policy.Event] of a throttle.Event with these fields. A call that was admitted
-// after a wait is normal, and the end of an outage ends a problem. Every other event needs attention.
+// Describe returns the [policy.Event] of a throttle.Event with these fields. The level is Debug for a call that was
+// admitted after a wait, Info for the end of an outage, and Warn for every other event.
 func Describe(name, key, what, reason string, waited time.Duration, err error) policy.Event {
 	e := policy.Event{Kind: "throttle", Name: name, Key: key, What: what, Level: slog.LevelWarn, Err: err}
 	switch what {
