@@ -6,20 +6,20 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope is the name of the instrumentation.
+// scope is the name of the instrumentation scope of all instruments and spans.
 const scope = "github.com/go-resilience/resilience/resilienceotel"
 
-// Config configures [Observe] and [New]. The zero Config is usable.
+// Config configures [Observe] and [New]. The zero Config uses the global providers and exports no keys.
 type Config struct {
-	// MeterProvider makes the instruments. Nil means otel.GetMeterProvider().
+	// MeterProvider creates the instruments. Nil means otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
-	// TracerProvider makes the spans. Nil means otel.GetTracerProvider().
+	// TracerProvider creates the spans. Nil means otel.GetTracerProvider().
 	TracerProvider trace.TracerProvider
 
-	// Keys reports whether the key of a Group may appear in metrics: kind is that of the
-	// policy, such as "breaker", and name is its name. Observe exports the metrics of the members that Keys allows
-	// as instruments resilience.member.*, and reads all members in each collection. Keys must allow a bounded
-	// number of keys. Nil means that no key is exported.
+	// Keys reports whether a key of a Group may appear in metrics. kind is the kind of the Group's policy, such as
+	// "breaker", and name is the name of the Group. Observe exports the metrics of each member whose key is allowed, as
+	// instruments resilience.member.*. It reads the metrics of all members in each collection. Keys must allow only a
+	// limited number of keys, because each key adds attribute sets to the instruments. Nil means that no key is exported.
 	Keys func(kind, name, key string) bool
 }
 
@@ -39,8 +39,8 @@ func (c Config) tracer() trace.Tracer {
 	return p.Tracer(scope)
 }
 
-// Boundaries of the histograms, in seconds; those of calls are the ones of the semantic
-// conventions for HTTP.
+// Boundaries of the histograms: in seconds, except for attemptBuckets, which are numbers of attempts. The boundaries
+// for calls are those that the semantic conventions for HTTP recommend.
 var (
 	callBuckets    = []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
 	waitBuckets    = []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5}
@@ -49,8 +49,8 @@ var (
 	attemptBuckets = []float64{1, 2, 3, 5, 8}
 )
 
-// histogram returns an instrument. One that cannot be made records nothing, and the reason goes to
-// otel's error handler.
+// histogram creates a histogram. If that fails, it passes the error to otel's error handler, and returns a histogram
+// that records nothing.
 func histogram(m metric.Meter, name, unit, help string, buckets []float64) metric.Float64Histogram {
 	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 		metric.WithExplicitBucketBoundaries(buckets...))

@@ -1,5 +1,5 @@
-// Package resilienceotel shows the policies of a program in OpenTelemetry, as metrics and
-// traces.
+// Package resilienceotel exports the metrics of a program's policies to OpenTelemetry, and traces the calls that run
+// under these policies.
 //
 //	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{}) // a *registry.Registry that has its policies
 //	defer stop()
@@ -11,24 +11,29 @@
 //		t.Attempt("users"), // a span and a duration for each attempt
 //	)
 //
-// A client of resiliencehttp.NewClient is measured from within and from around:
+// For a client of resiliencehttp.NewClient, Attempt belongs inside the client, and Call around it:
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 //		Base: &resiliencehttp.Transport{Middleware: t.Attempt("users")},
 //	})
 //	client.Transport = &resiliencehttp.Transport{Base: client.Transport, Middleware: t.Call("users")}
 //
-// [Observe] and [New] stand alone. The zero Config uses otel's global providers. The program
-// examples/observed sets up metrics for Prometheus, and metrics and traces by OTLP.
+// [Observe] and [New] can be used independently of each other. The zero Config uses the global providers of package
+// otel. The program examples/observed shows how to export metrics to Prometheus, and metrics and traces by the protocol
+// OTLP.
 //
 // # Metrics
 //
-// Each metric of the policies in a [registry.Registry] is an instrument: the metric breaker.calls with its
-// attribute outcome is resilience.breaker.calls with resilience.outcome and resilience.name, the name of the
-// policy; in Prometheus it is resilience_breaker_calls_total with resilience_outcome. The metric of a breaker's
-// state is 1 for its current state and 0 for the others, so states can be summed over instances.
+// [Observe] exports each metric of the policies in a [registry.Registry] as an instrument. For example, the metric
+// breaker.calls has the attribute outcome. It becomes the instrument resilience.breaker.calls with the attributes
+// resilience.outcome and resilience.name, which is the name of the policy. In Prometheus, its name is
+// resilience_breaker_calls_total, with the label resilience_outcome.
 //
-// These histograms record events; all except one are in seconds:
+// The metric of a breaker's state has one value for each state: 1 for the current state and 0 for the other states. So
+// a sum over all instances of the program is the number of breakers in each state.
+//
+// Observe also records events of the policies in these histograms. The unit is seconds, except for the number of
+// attempts:
 //
 //	resilience.bulkhead.wait.duration  outcome                  calls that waited
 //	resilience.throttle.wait.duration  outcome                  calls that waited
@@ -37,40 +42,42 @@
 //	resilience.saga.step.duration      saga, step, op, outcome  attempts of steps
 //	resilience.saga.duration           saga, status             sagas, from start to end
 //
-// These come from Call and Attempt, in seconds, with the attribute outcome ("ok", "error",
-// "refused", "canceled" or "timeout") and, unless that is "ok", error.type:
+// [Telemetry.Call] and [Telemetry.Attempt] record these histograms, in seconds. The attribute resilience.outcome is
+// "ok", "error", "refused", "canceled" or "timeout". If it is not "ok", there is also the attribute error.type:
 //
-//	resilience.call.duration     calls, attempts and waits included
+//	resilience.call.duration     calls, including their attempts and waits
 //	resilience.attempt.duration  attempts
 //
-// An error.type is what a method ErrorType() string of the error returns, or the type of the
-// error; never its text.
+// The value of error.type is the result of the error's method ErrorType() string. If the error has no such method, it
+// is the Go type of the error. It is never the text of the error.
 //
-// With [Config.Keys], the metrics of a Group's members are exported as instruments such as
-// resilience.member.breaker.state, with resilience.key. Without it, no key is exported.
+// A Group is a policy with one member for each key, such as one breaker for each host. If [Config].Keys is set, the
+// metrics of a Group's members are exported as instruments such as resilience.member.breaker.state, with the attribute
+// resilience.key. Otherwise no keys are exported.
 //
 // # Many policies
 //
-// The SDK keeps 2000 attribute sets of an instrument and sums up the others under otel.metric.overflow, which does
-// not show which breaker is open. Raise the limit for more than 150 policies of a kind; a saga has 12 sets for
-// each of its steps:
+// The OpenTelemetry SDK retains at most 2000 different attribute sets for each instrument. It sums all other sets up
+// under the attribute otel.metric.overflow. Then the metrics no longer show, for example, which breaker is open. Raise
+// this limit if the program has more than 150 policies of one kind, or many sagas: a saga has 12 attribute sets for
+// each of its steps.
 //
 //	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
 // # Traces
 //
-// Call and Attempt create spans. Observe sets these attributes on the span that is current when a policy has an
-// event:
+// The methods Call and Attempt of a [Telemetry] create spans. When a policy has an event, Observe sets these attributes
+// on the current span:
 //
 //	resilience.refused_by  the policy that refused last, such as "breaker/users"
-//	resilience.attempts    the number of attempts of a call that a Retrier retried or gave up
+//	resilience.attempts    the number of attempts of a call that a Retrier retried or stopped retrying
 //	resilience.waited      seconds of the last wait for a slot or a token
-//	resilience.stale       true if a cache served a value past its TTL
+//	resilience.stale       true if a cache served a value after its TTL
 //
-// The span of an attempt under a Retrier has resilience.attempt, its number from 1. The span
-// of a call that failed has resilience.outcome and error.type. An attempt that a policy
-// refuses has no span. [Steps] traces the steps of a saga.
+// If a Retrier retries a call, the span of each attempt has the attribute resilience.attempt. It is the number of the
+// attempt, which starts with 1. The span of a call that failed has the attributes resilience.outcome and error.type. If
+// a policy refuses an attempt, the attempt has no span. [Steps] traces the steps of a saga.
 //
-// The directories alerts and dashboards have rules for Prometheus and a dashboard for
-// Grafana. What to do about an alert is in docs/runbook.md.
+// The directory alerts has alerting rules for Prometheus. The directory dashboards has a dashboard for Grafana.
+// docs/runbook.md describes how to act on each alert.
 package resilienceotel

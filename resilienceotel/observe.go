@@ -15,16 +15,18 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// Observe exports the metrics of the policies in reg until stop is called. Each collection reads the metrics of
-// every policy once. Events of the policies are recorded in histograms and as attributes of the current span.
+// Observe exports the metrics of the policies in reg until stop is called. Each time the SDK collects metrics, Observe
+// reads the metrics of every policy once. It also records events of the policies, in histograms and as attributes of
+// the current span.
 //
-// Add the policies first, and register the sagas of a Runner: Observe creates an instrument for each metric that
-// the policies have at that time. A metric of a policy that is added later is exported if an earlier policy had
-// it; any other metric is reported once to otel's error handler. Observe returns an error if there is no metric.
+// Before Observe is called, add all policies to reg, and register all sagas of a Runner. Observe creates an instrument
+// for each metric that the policies have when it is called. A policy that is added later is exported only with the
+// metrics that another policy had at that time. Each other metric is reported once to otel's error handler. Observe
+// returns an error if the policies have no metrics.
 //
-// A counter is exported from its first count on, like other counters of OpenTelemetry. If a policy is replaced by
-// another with the same name, its counters start at zero. Observe a registry once for each MeterProvider: a
-// second Observe would double the values.
+// Like other counters in OpenTelemetry, a counter is exported only when it is no longer zero. If a policy is replaced
+// by another policy with the same name, its counters start at zero again. Call Observe only once for each registry and
+// MeterProvider: a second Observe would double the values.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	m := cfg.meter()
 	o := &observation{reg: reg, keys: cfg.Keys, instruments: map[string]metric.Float64Observable{}}
@@ -55,32 +57,32 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	}), nil
 }
 
-// Prefixes of the names of instruments, which continue with the name of the metric.
+// Prefixes of the names of instruments. The rest of an instrument's name is the name of the metric.
 const (
 	policyPrefix = namespace
 	memberPrefix = namespace + "member."
 )
 
-// An observation is the state of one Observe.
+// An observation is the state of one call to Observe.
 type observation struct {
 	reg         *registry.Registry
 	keys        func(kind, name, key string) bool
-	instruments map[string]metric.Float64Observable // by name; nil for a metric that Observe has not seen
+	instruments map[string]metric.Float64Observable // by name; nil for a metric that was not there in Observe
 
 	collecting sync.Mutex
-	sources    map[source]map[string]exported // by name of the metric; caches the attributes
+	sources    map[source]map[string]exported // by name of the metric; caches the attributes of each metric
 }
 
 // A source is a policy or a member of a group.
 type source struct{ prefix, kind, name, key string }
 
-// exported is how a metric of a source is exported.
+// exported has the instrument and the attributes with which a metric of a source is exported.
 type exported struct {
 	instrument metric.Float64Observable
 	options    []metric.ObserveOption
 }
 
-// create creates the instruments of a metric that has none.
+// create creates the instruments for f that do not exist yet, and returns them.
 func (o *observation) create(m metric.Meter, f policy.Metric) (made []metric.Observable, err error) {
 	what, unit, _ := f.Parse()
 	prefixes := []string{policyPrefix, memberPrefix}
@@ -107,14 +109,14 @@ func (o *observation) create(m metric.Meter, f policy.Metric) (made []metric.Obs
 	return made, nil
 }
 
-// collect is the callback of a collection.
+// collect reports the values of all metrics to the SDK, which calls it for each collection.
 func (o *observation) collect(_ context.Context, to metric.Observer) error {
 	o.collecting.Lock()
 	defer o.collecting.Unlock()
-	sources := make(map[source]map[string]exported, len(o.sources)) // without removed policies
+	sources := make(map[source]map[string]exported, len(o.sources)) // a new map, without removed policies
 	export := func(s source, metrics []policy.Metric) {
 		all := o.sources[s]
-		if all == nil || len(all) > 2*len(metrics) { // it may have other metrics each time
+		if all == nil || len(all) > 2*len(metrics) { // limits the cache of a policy whose metrics change each time
 			all = make(map[string]exported, len(metrics))
 		}
 		sources[s] = all
@@ -147,7 +149,7 @@ func (o *observation) collect(_ context.Context, to metric.Observer) error {
 	return nil
 }
 
-// export returns how a metric is exported.
+// export returns the instrument and the attributes with which the metric m of s is exported.
 func (o *observation) export(s source, m policy.Metric) exported {
 	what, _, attrs := m.Parse()
 	i, known := o.instruments[s.prefix+what]
@@ -161,7 +163,7 @@ func (o *observation) export(s source, m policy.Metric) exported {
 	for _, a := range attrs {
 		kv = append(kv, attribute.String(namespace+a.Key, a.Value))
 	}
-	kv = append(kv, nameKey.String(s.name)) // NewSet keeps the last of a key
+	kv = append(kv, nameKey.String(s.name)) // last, because NewSet keeps the last value of a key
 	if s.key != "" {
 		kv = append(kv, keyKey.String(s.key))
 	}

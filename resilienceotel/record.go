@@ -12,7 +12,8 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A recorder records the events of policies in histograms, which a metric cannot be, and in the current span.
+// A recorder records the events of policies in histograms and in the current span. The metrics of a policy cannot be
+// histograms, because each of them is a single number.
 type recorder struct {
 	keys                                           func(kind, name, key string) bool
 	bulkhead, throttle, load, step, saga, attempts metric.Float64Histogram
@@ -34,7 +35,7 @@ func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *record
 	}
 }
 
-// event is the observer of a registry.
+// event records an event of a policy. It is an observer of the registry.
 func (r *recorder) event(ctx context.Context, e policy.Event) {
 	span := trace.SpanFromContext(ctx)
 	if e.What == "refused" && span.IsRecording() {
@@ -80,7 +81,7 @@ func (r *recorder) event(ctx context.Context, e policy.Event) {
 	}
 }
 
-// text returns the text of an attribute of an event, or "" if the event does not have it.
+// text returns the text of the event's attribute with a name, or "" if the event does not have the attribute.
 func text(e policy.Event, name string) string {
 	if v := e.Attr(name); !v.Equal(slog.Value{}) {
 		return v.String()
@@ -88,7 +89,8 @@ func text(e policy.Event, name string) string {
 	return ""
 }
 
-// inSeconds returns an attribute in seconds. Events omit durations of zero.
+// inSeconds returns a duration in seconds. It returns 0 for an attribute that the event does not have, because events
+// omit durations of zero.
 func inSeconds(took slog.Value) float64 {
 	if took.Kind() != slog.KindDuration {
 		return 0
@@ -96,7 +98,8 @@ func inSeconds(took slog.Value) float64 {
 	return took.Duration().Seconds()
 }
 
-// outcomeOfLoad returns the outcome of a load, as in the metric cache.loads, or "" for any other event.
+// outcomeOfLoad returns the outcome of the load that e reports, with the names of the metric cache.loads. It returns ""
+// if e does not report a load.
 func outcomeOfLoad(e policy.Event) string {
 	switch e.What {
 	case "loaded":
@@ -125,7 +128,8 @@ func outcomeOfLoad(e policy.Event) string {
 	return ""
 }
 
-// with returns more attributes and those of the policy.
+// with returns the attributes of a measurement: more, the name of the policy and, if Config.Keys allows it, the key of
+// a Group's member.
 func (r *recorder) with(e policy.Event, more ...attribute.KeyValue) []metric.RecordOption {
 	kv := append(more, nameKey.String(e.Name))
 	if e.Key != "" && r.keys != nil && (e.Kind == "bulkhead" || e.Kind == "throttle") && r.keys(e.Kind, e.Name, e.Key) {

@@ -10,10 +10,10 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// Inject returns the W3C traceparent of the span in ctx, or "" if there is none. It is for
-// saga.RunnerConfig.Inject: the traceparent is stored with the saga. The children of a
-// saga (saga.ChildOf) have the span that started the saga. A saga that a step traced by
-// [Steps] starts has the span of that step.
+// Inject returns the W3C traceparent of the span in ctx, or "" if ctx has no span. Use it as saga.RunnerConfig.Inject.
+// The Runner stores the traceparent with each saga that it starts, so that the spans of the saga's steps can have a
+// link to that span. A child of a saga (see saga.ChildOf) has the traceparent of its parent. If a step that [Steps]
+// traces starts another saga, that saga has the traceparent of the step's span.
 func (t *Telemetry) Inject(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(trace.SpanContext); ok && !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = trace.ContextWithSpanContext(ctx, origin)
@@ -23,8 +23,9 @@ func (t *Telemetry) Inject(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// Extract returns ctx with the span that started a saga, for the links of [Steps]. It is
-// for saga.RunnerConfig.Extract. The span does not become the current one.
+// Extract returns a ctx that has the span that started a saga, so that the spans of [Steps] have a link to it. carried
+// is the result of [Telemetry.Inject]. Use Extract as saga.RunnerConfig.Extract. The span does not become the current
+// span of ctx.
 func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context {
 	carrier := propagation.MapCarrier{"traceparent": carried}
 	origin := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
@@ -34,21 +35,20 @@ func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context
 	return context.WithValue(ctx, originKey{}, origin)
 }
 
-// originKey is the key of the trace.SpanContext of the span that started a saga.
+// originKey is the key of a ctx's value that is the trace.SpanContext of the span that started a saga.
 type originKey struct{}
 
-// Steps returns a copy of steps in which each call of a Do, Undo, DoTx or UndoTx has a
-// span. Its name is that of the step and the word do or undo:
+// Steps returns a copy of steps in which each call of Do, Undo, DoTx and UndoTx has a span. The name of the span is the
+// name of the step, followed by "do" or "undo":
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{Inject: t.Inject, Extract: t.Extract})
 //	trip := &saga.Saga[Trip]{Name: "trip", Steps: resilienceotel.Steps(t, []saga.Step[Trip]{
 //		{Name: "flight", Do: bookFlight, Undo: cancelFlight},
 //	})}
 //
-// A step may run days after the span that started the saga has ended, in another process.
-// With the Inject and Extract of a Telemetry, the span of a step is therefore the first of
-// a trace of its own, with a link to the span that started the saga. Under saga.Run it is
-// a child of the span in the caller's ctx.
+// A step may run in another process, days after the span that started the saga has ended. So if the Runner has the
+// Inject and Extract of a Telemetry, the span of a step is the root of a new trace, and has a link to the span that
+// started the saga. If the saga is run by saga.Run, the span of a step is a child of the span in the caller's ctx.
 func Steps[S any](t *Telemetry, steps []saga.Step[S]) []saga.Step[S] {
 	if steps == nil {
 		return nil
@@ -86,7 +86,7 @@ func tracedTx[S any](
 	}
 }
 
-// step calls fn in a span.
+// step calls fn with a new span as the current span.
 func (t *Telemetry) step(ctx context.Context, step string, op saga.Op, fn func(context.Context) error) error {
 	attrs := trace.WithAttributes(
 		stepKey.String(step), opKey.String(string(op)), attemptKey.Int(saga.CommandFrom(ctx).Attempt))
@@ -95,7 +95,7 @@ func (t *Telemetry) step(ctx context.Context, step string, op saga.Op, fn func(c
 		options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: origin}))
 	}
 	inner, span := t.tracer.Start(ctx, step+" "+string(op), options...)
-	inner = context.WithValue(inner, originKey{}, nil) // a saga that the step runs is a part of it
+	inner = context.WithValue(inner, originKey{}, nil) // a saga that this step runs belongs to the step's trace
 	var err error = panicked{}
 	defer func() {
 		if o := outcomeOf(ctx, err); o != ok {

@@ -15,14 +15,14 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Telemetry makes middleware that traces and measures calls. Make one with [New] and
-// share it: it is safe for concurrent use.
+// A Telemetry creates middleware that traces and measures calls. It is created by [New], and is safe for concurrent
+// use.
 type Telemetry struct {
 	tracer         trace.Tracer
 	call, attempts metric.Float64Histogram
 }
 
-// New returns a Telemetry.
+// New returns a Telemetry that uses the providers of cfg.
 func New(cfg Config) *Telemetry {
 	m := cfg.meter()
 	return &Telemetry{
@@ -32,20 +32,22 @@ func New(cfg Config) *Telemetry {
 	}
 }
 
-// Call returns middleware for the outside of a chain. It measures each call, attempts and
-// waits included, in resilience.call.duration, and makes a span for it with the given name.
+// Call returns middleware that belongs outside of all policies in a chain. It creates a span with the given name for
+// each call, and records the duration of the call in resilience.call.duration. The duration includes all attempts and
+// waits.
 //
-// The outcome of a call is "ok", "error", "refused", "canceled" (by the caller) or
-// "timeout". An answer (see resilience.Answered) is "ok".
+// The outcome of a call is "ok", "error", "refused", "canceled" or "timeout". It is "canceled" if the caller has
+// canceled the call. An error that is an answer (see resilience.Answered) is "ok".
 func (t *Telemetry) Call(name string) resilience.Middleware {
 	return t.middleware(&probe{tracer: t.tracer, duration: t.call, name: name, span: name})
 }
 
-// Attempt returns middleware for the inside of a chain. It measures each attempt in
-// resilience.attempt.duration, and makes a span for it: that of Attempt("users") is called
-// "users attempt". Attempts that a policy further out refuses do not get here.
+// Attempt returns middleware that belongs inside of all policies in a chain. It creates a span for each attempt, and
+// records the duration of the attempt in resilience.attempt.duration. The name of the span is name followed by
+// "attempt", for example "users attempt". If an outer policy refuses an attempt, the attempt is neither traced nor
+// measured.
 //
-// Within a resiliencehttp.Transport, the span of a second attempt has the attribute
+// Within a resiliencehttp.Transport, the spans of the second and further attempts have the attribute
 // http.request.resend_count.
 func (t *Telemetry) Attempt(name string) resilience.Middleware {
 	return t.middleware(&probe{
@@ -60,7 +62,7 @@ func (t *Telemetry) middleware(p *probe) resilience.Middleware {
 	}
 }
 
-// A probe traces and measures calls of one kind and name.
+// A probe traces and measures the calls of one Call or Attempt.
 type probe struct {
 	tracer   trace.Tracer
 	duration metric.Float64Histogram
@@ -70,8 +72,8 @@ type probe struct {
 	ok       []metric.RecordOption
 }
 
-// run calls next. Both the span and the duration last until the work has really ended:
-// see resilience.AtEnd.
+// run calls next. If the work continues after next has returned, such as reading a response, the span and the duration
+// include that work: see resilience.AtEnd.
 func (p *probe) run(ctx context.Context, next resilience.Func) error {
 	begun := time.Now()
 	inner, span := p.tracer.Start(ctx, p.span)
@@ -92,7 +94,7 @@ func (p *probe) run(ctx context.Context, next resilience.Func) error {
 	return err
 }
 
-// describe sets the attributes that are known at the beginning.
+// describe sets the attributes that are known when the span starts.
 func (p *probe) describe(ctx context.Context, span trace.Span) {
 	span.SetAttributes(nameKey.String(p.name))
 	n, retried := retry.AttemptFrom(ctx)
@@ -123,7 +125,8 @@ func (p *probe) end(ctx context.Context, span trace.Span, begun time.Time, err e
 	span.End()
 }
 
-// failSpan says how the work of the span has failed. A caller that left is no error.
+// failSpan sets the attributes of a span whose work has failed. If the caller has canceled, the span does not have the
+// status Error.
 func failSpan(span trace.Span, o outcome, kind attribute.KeyValue) {
 	if !span.IsRecording() {
 		return
@@ -139,7 +142,7 @@ func (p *probe) outcome(o outcome, more ...attribute.KeyValue) []metric.RecordOp
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
 }
 
-// panicked is the error of a call that panicked or ended its goroutine.
+// panicked is the error of a call that panicked or called runtime.Goexit.
 type panicked struct{}
 
 func (panicked) Error() string     { return "resilienceotel: the call panicked or ended its goroutine" }
