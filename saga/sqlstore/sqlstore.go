@@ -227,12 +227,9 @@ func (s *Store) Schema() string { return s.tables.schema().String() }
 // Migrate returns an error in these cases:
 //
 //   - A table with one of these names, except saga_barrier, belongs to another program.
-//
 //   - The tables have a newer version, which this program cannot use.
-//
 //   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently, such as CockroachDB
 //     or TiDB.
-//
 //   - The database is SQLite, and the settings of the connection could lose a commit, or the busy_timeout is zero.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
@@ -374,8 +371,8 @@ func (s *tables) Exclusive() bool { return s.turns != nil }
 
 func (s *tables) channel() string { return s.prefix + "saga" }
 
-// notify notifies the listeners that a saga is due. Callers call it after the write, and not in the write's
-// transaction, because PostgreSQL commits transactions with notifications one after the other. If the process dies
+// notify notifies the listeners that a saga is due. It is called after the write unless the write is in a transaction
+// of the caller, because PostgreSQL commits transactions with notifications one after the other. If the process dies
 // before the notification is sent, runners find the saga at their next poll.
 func (s *tables) notify(ctx context.Context, q sqldb.Querier) error {
 	if s.listen == nil {
