@@ -1,5 +1,6 @@
-// Package fleet shares limits between processes, in Redis. The limits are rates, quotas, slots for concurrent calls,
-// and cooldowns. A call takes from all of its meters, or from none, in one round trip.
+// Package fleet limits the calls of several processes together, with limits that are stored in Redis. The limits are
+// rates, quotas, slots for concurrent calls, and cooldowns. Each limit that a call uses is a [Meter]. A call takes
+// its tokens and slots from all of its meters, or from none of them, in one round trip to Redis.
 //
 //	limits := fleet.New(fleet.Config{
 //		Name: "llm",
@@ -13,33 +14,39 @@
 //			}
 //		},
 //	})
-//	defer limits.Close(ctx) // frees the slots of this process and flushes its settlements
+//	defer limits.Close(ctx) // frees the slots of this process and sends pending settlements
 //	r, err := limits.Reserve(ctx)
 //	if err != nil {
 //		return err
 //	}
-//	defer func() { r.Settle(used) }() // corrects the meters that are Estimated
+//	defer func() { r.Settle(used) }() // corrects the meters that are Estimated and frees the slots
 //
-// All times follow Redis's clock. A rate is a token bucket. If Redis's answer to a call is lost or late, OnOutage
-// decides about the call, and the call may have taken its tokens nevertheless. If Redis loses data, as in a failover,
-// calls can take the latest tokens again, and calls lose their slots; see [ErrLost]. If Redis evicts keys, the tokens
-// of quotas return, so the maxmemory-policy of Redis must be noeviction. If Redis has no memory left, slots are still
-// freed and renewed, but no call is admitted. If Redis's clock is set forward, tokens return and slots are lost, as if
-// that time had passed.
+// The tokens and slots are counted as follows:
 //
-// # When Redis does not answer
+//   - All times follow Redis's clock. If this clock is set forward, rates refill, windows end and leases end, as if
+//     the time had passed.
+//   - If Redis's answer to a call is lost or late, [Config.OnOutage] decides whether the call is admitted. Redis may
+//     have taken the call's tokens nevertheless.
+//   - If Redis loses data, for example in a failover, the tokens that were taken last are available again, and
+//     running calls lose their slots; see [ErrLost].
+//   - If Redis evicts keys, the spent tokens of quotas are available again. Therefore, the maxmemory-policy of Redis
+//     must be noeviction.
+//   - If Redis has no memory left, no call is admitted, but slots are still freed and renewed.
 //
-// If a round trip fails, its node counts as unreachable, and an outage of this node begins. During the outage, no
-// call waits for the node, and [Config.OnOutage] decides about the calls. The node is tried in the background:
-// immediately, after 100, 200 and 400ms, and then every RetryEvery. Three errors are no outage, because the node
-// answers:
+// # Outages
 //
-//   - An error about the keys of one call, such as TRYAGAIN while a slot of a cluster moves. OnOutage decides
-//     about this call, and other calls are not affected.
+// If a round trip to a node of Redis fails, an outage of this node begins. During the outage, no call waits for the
+// node, and [Config.OnOutage] decides whether the calls are admitted. The node is pinged in the background: when the
+// outage begins, then 100, 200 and 400ms after that, and so on. The pauses grow up to Config.RetryEvery.
+//
+// The following problems do not start an outage, because the node answers:
+//
+//   - An error about the keys of one call, such as TRYAGAIN while Redis Cluster moves a hash slot. OnOutage decides
+//     whether this call is admitted. Other calls are not affected.
 //   - An error that remains until the configuration of Redis is changed, such as NOPERM. Calls return the error, and
-//     the policy's health reports the error as "store_rejects".
-//   - A state that cannot be read, because another program or an operator has written it. Such a state counts as
-//     absent.
+//     the Health of the policy reports the error as "store_rejects".
+//   - A value that the script cannot read, because another program or an operator has written it. Such a value counts
+//     as absent.
 //
 // # Stability
 //
@@ -73,14 +80,15 @@ import (
 //go:embed fleet.lua
 var script string
 
-// Unlimited, in a field that accepts it, means that there is no limit.
+// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
+// Unlimited.
 const Unlimited = throttle.Unlimited
 
 var (
-	// ErrLost is the cause of the ctx of [Limits.Do] if the lease of a slot could not be renewed, or if Close freed the
-	// slots.
+	// ErrLost is the cause of the cancellation of a running call's ctx if the call has lost its slots. The call loses
+	// its slots if their lease could not be renewed, or if [Limits.Close] frees them.
 	ErrLost = errors.New("fleet: slot lost")
-	// ErrClosed is returned by calls after [Limits.Close].
+	// Calls after [Limits.Close] return ErrClosed.
 	ErrClosed error = &closedError{}
 )
 
@@ -90,29 +98,33 @@ type closedError struct{}
 func (*closedError) Error() string { return "fleet: closed" }
 func (*closedError) Refused() bool { return true }
 
-// An OutagePolicy decides about calls while Redis cannot be reached.
+// An OutagePolicy specifies which calls are admitted while Redis cannot be reached.
 type OutagePolicy string
 
 const (
-	// Refuse refuses the calls.
+	// Refuse refuses all calls.
 	Refuse OutagePolicy = "refuse"
 
-	// Local admits calls by this process's part of each limit: the limit divided by Instances, but at least 1. Redis
-	// is not updated later, so the parts add to the tokens that Redis admits.
+	// Local admits calls up to this process's part of each limit. The part is the limit divided by Instances, but at
+	// least 1. The tokens of these calls are not reported to Redis later, so they add to the tokens that Redis admits.
 	//
-	// In each window of a quota, all processes together admit at most N more tokens than Redis does, however many
-	// outages there are. Of a rate, they admit at most a burst more in each outage, and the rate during the outage. In
-	// a measurement, two processes shared a limit of 3 a second with a burst of 5, and one answer in 1.5 seconds came
-	// too late for them. They admitted 37% more than the limit.
+	// All processes together admit at most this number of additional tokens:
 	//
-	// A process has room for the parts of 100,000 meters. It refuses calls that use other meters.
+	//   - For a quota, N in each window, regardless of the number of outages. If Instances is more than N, the number is
+	//     Instances.
+	//   - For a rate, one burst in each outage, plus the rate for the duration of the outage.
+	//
+	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5. One answer of Redis came too
+	// late every 1.5 seconds. The processes admitted 37% more tokens than the limit allows.
+	//
+	// A process has room for the parts of 100,000 meters. It refuses a call that uses a further meter.
 	Local OutagePolicy = "local"
 
 	// Admit admits all calls, without a limit.
 	Admit OutagePolicy = "admit"
 )
 
-// A Call is one script that [Config.EvalEach] runs.
+// A Call is one run of a Lua script by [Config.EvalEach].
 type Call struct {
 	Script string   // the source of a Lua script
 	Keys   []string // KEYS of the script
@@ -122,52 +134,55 @@ type Call struct {
 // A Reply is the result of a [Call].
 type Reply struct {
 	Value any   // the value that the script returned
-	Err   error // why the call has no value, or nil
+	Err   error // the reason why there is no value, or nil
 }
 
 // Config configures [Limits].
 type Config struct {
-	// Name is the start of each key in Redis. Processes with the same Name share the limits. Required. Name cannot
-	// change.
+	// Name is the prefix of each key in Redis. Processes with the same Name share the limits. Required. Update cannot
+	// change Name.
 	Name string
 
 	// Eval runs a Lua script on Redis 6 or later and returns a list of integers. The script is always the same. Eval
-	// must return when its ctx ends, and must not repeat the script. Required. For go-redis, use
+	// must return when its ctx is done, and must not run the script a second time. Required. For go-redis, use
 	// resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs scripts in a pipeline. Nil means that Eval is called for each script, for eight scripts at a
-	// time. Then a node that hangs delays the settlements and renewals on all nodes. For go-redis, use
-	// resilienceredis.EvalEach(client).
+	// EvalEach runs several scripts in one pipeline. It is used for settlements and for the renewal of slots. Nil means
+	// that Eval is called for each script, with at most eight calls in parallel. In this case, a node that hangs delays
+	// the settlements and renewals on all nodes. For go-redis, use resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
-	// Node returns the name of the node that holds a key. It keeps an outage of one node from affecting the other
-	// nodes. Nil means that there is one node. For go-redis, use resilienceredis.Node(cluster).
+	// Node returns the name of the Redis node that holds a key. With Node, an outage of one node does not affect calls
+	// that use other nodes. Nil means that there is one node. For go-redis, use resilienceredis.Node(cluster).
 	Node func(key string) string
 
-	// Meters returns the meters of a call, from 1 to 16. The keys of these meters must be equal up to the first
-	// slash. Required. If the meters are invalid, the call returns an error that names the reason.
+	// Meters returns the meters of a call, from 1 to 16. The keys of these meters must be equal up to the first slash,
+	// because all meters of a call must be on one node. Required. If the meters are invalid, the call returns an error
+	// that names the reason.
 	Meters func(context.Context) []Meter
 
-	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds nothing. Zero means that
-	// no call waits. [Unlimited] means that a call waits until its ctx ends. Calls that wait for the same slots are
-	// admitted in the order of their arrival. Calls that wait for rates have no order. A waiting call keeps its meters,
-	// even if the limits change.
+	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
+	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
+	// slots are admitted in the order of their arrival. Calls that wait for rates have no order. Meters is not called
+	// again for a waiting call, so the call keeps its meters even if the limits change.
 	MaxWait time.Duration
 
-	// Lease is the time for which Redis keeps the slots of a process that has died. Zero means 10 seconds. The
-	// minimum is 100 ms. A process considers its slot lost a twelfth of Lease before the lease ends.
+	// Lease is the time after which Redis frees the slots of a process that has died. Zero means 10 seconds. The minimum
+	// is 100ms. A running process renews its leases. If it cannot renew the lease of a slot, the process treats the slot
+	// as lost a twelfth of Lease before the lease ends.
 	Lease time.Duration
 
-	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100 ms. A hanging Redis is
-	// detected only by a call whose deadline is more than Timeout away.
+	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100ms. If Redis hangs, only a
+	// call whose deadline is more than Timeout away starts an outage.
 	Timeout time.Duration
 
-	// RetryEvery is the time between two tries to reach a node during an outage, after the first tries. It is also
-	// the time after which a settlement that failed is sent again, up to ten times. Zero means a second.
+	// RetryEvery is the longest pause between two pings of a node during an outage. It is also the pause before a
+	// settlement that failed is sent again, at most ten times. Zero means 1 second.
 	RetryEvery time.Duration
 
-	// OnOutage decides about calls while Redis cannot be reached. Such calls do not wait. Empty means Refuse.
+	// OnOutage specifies which calls are admitted while Redis cannot be reached. Such calls do not wait. Empty means
+	// Refuse.
 	OnOutage OutagePolicy
 
 	// Instances is the number of processes that share the limits. It is required if OnOutage is Local.
@@ -203,11 +218,11 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// settleDeadline returns the time within which a settlement may be sent again.
+// settleDeadline returns the time within which a settlement that failed may be sent again.
 func (c *Config) settleDeadline() time.Duration { return 10*c.RetryEvery + 11*c.Timeout }
 
-// Limits are limits that several processes share. They are safe for concurrent use. Close them before the
-// process ends.
+// Limits are limits that several processes share. They are safe for concurrent use. Call Close before the process
+// ends.
 type Limits struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
@@ -219,13 +234,13 @@ type Limits struct {
 	mu        sync.Mutex
 	stats     Stats         // the metrics, without Down
 	calls     int           // the number of calls of Reserve and Cooldown in progress
-	quiet     chan struct{} // closed when no call and no settlement is in progress; nil while no Close waits
+	quiet     chan struct{} // closed when no call and no settlement is in progress; nil unless a Close waits
 	redisTime time.Time     // the latest known time of Redis's clock
-	readAt    time.Time     // the time on our clock when redisTime was read
+	readAt    time.Time     // the time on this process's clock when redisTime was read
 	nodes     map[string]*node
 	local     map[string]*localPart // the local parts by their meters' keys in Redis
-	purging   bool                  // whether a timer will remove idle local parts
-	due       []settlement          // the settlements to send now, without those that wait for RetryEvery
+	purging   bool                  // a timer will remove idle local parts
+	due       []settlement          // the settlements to send now, without the settlements that wait for RetryEvery
 	sending   bool
 	held      map[*Reservation]bool // the reservations that have slots
 	renewal   *time.Timer           // calls renew; nil until there are slots
@@ -242,10 +257,11 @@ func New(cfg Config) *Limits {
 	return l
 }
 
-// Do reserves the call's tokens and slots, runs fn and returns the error of fn. The call has then used its estimates,
-// or nothing if a policy within fn refused the call. If the reservation is refused, Do returns a
-// [*throttle.LimitedError]. If the call's slots are lost, the ctx of fn ends with the cause [ErrLost]. Within a
-// resiliencehttp.Transport, slots are held until the response has been read or closed.
+// Do reserves the call's tokens and slots, calls fn and returns the error of fn. Costs that are estimates are not
+// corrected. If fn returns an error whose method Refused() bool returns true, an inner policy did not make the call,
+// and Do refunds the tokens. If the reservation is refused, Do returns a [*throttle.LimitedError]. If the call's
+// slots are lost, the ctx of fn is canceled with the cause [ErrLost]. Within a resiliencehttp.Transport, slots are
+// held until the response has been read or closed.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -268,14 +284,14 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	}, nil)
 }
 
-// Wrap returns a function that runs next under Do.
+// Wrap returns a function that calls next under [Limits.Do].
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
 // Reserve takes the costs of a call from all of its meters. If meters refuse the call, Reserve returns the
-// [*throttle.LimitedError] of the meter that refuses for the longest time. If ctx has already ended, Reserve returns
-// the error of ctx. After Close, it returns [ErrClosed].
+// [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
+// Reserve returns the error of ctx. After Close, Reserve returns [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -304,7 +320,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	if r.cfg.MaxWait != 0 && r.sets != nil {
 		ticket = 1
 	}
-	leaves := false // Redis may count r as a waiting call, or may have given slots to r
+	leaves := false // true while Redis may count r as a waiting call, or may have given slots to r
 	defer func() {
 		if leaves {
 			r.leave()
@@ -357,7 +373,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 }
 
 // waitFor returns the time until the next poll of a call that e refuses, or the reason why the call must not wait.
-// poll is the time that Redis proposes, or -1 if no call waits for the meter that refuses.
+// poll is the time that Redis proposes, or -1 if calls do not wait for the meter that refuses.
 func (c *Config) waitFor(
 	ctx context.Context, e *throttle.LimitedError, poll time.Duration,
 ) (time.Duration, throttle.Reason) {
@@ -378,9 +394,9 @@ func (c *Config) waitFor(
 	return min(poll, left), "" // the last poll is sent when MaxWait ends
 }
 
-// endOf returns the error of ctx if ctx has ended. If the deadline of ctx has passed, ctx counts as ended even if it
-// is not canceled yet. A connection with the same deadline often returns an error a moment before ctx is canceled,
-// and that error is no outage.
+// endOf returns the error of ctx if ctx is done. If the deadline of ctx has passed, ctx counts as done even if it is
+// not canceled yet. A connection with the same deadline often returns an error a moment before ctx is canceled. That
+// error must not start an outage.
 func endOf(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -399,9 +415,10 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cooldown makes all processes refuse, for the time d, all calls that use the meter key, even calls with a cost of 0.
-// For example, d is the Retry-After of an upstream. Cooldown never shortens a cooldown. It does nothing if d is not
-// positive. If Redis cannot be reached, the error matches [throttle.ErrOutage].
+// Cooldown makes all processes refuse each call that uses the meter with the given key, for the time d. Even calls
+// with a cost of 0 are refused. For example, d is the Retry-After that an upstream service has sent. If a longer
+// cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis cannot be
+// reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {
@@ -432,10 +449,10 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 	return fmt.Errorf("fleet: %s: cooldown of %s: %w", cfg.Name, key, err)
 }
 
-// Close refuses further calls with [ErrClosed] and frees the slots of reservations that have not been settled. Then
-// Close waits until all settlements have reached Redis or ctx ends. If settlements did not reach Redis, the error has
-// their number. If a running Do has slots, its ctx ends with the cause [ErrLost]. A reservation can still be settled
-// after Close, but the settlement may not reach Redis. Close may be called again, to wait again.
+// Close makes further calls return [ErrClosed] and frees the slots of reservations that have not been settled. Then
+// Close waits until all settlements have reached Redis or ctx is done. If settlements did not reach Redis, the error
+// has their number. If a running Do has slots, its ctx is canceled with the cause [ErrLost]. A reservation can still
+// be settled after Close, but the settlement may not reach Redis. A further call of Close waits again.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {
@@ -496,7 +513,7 @@ func (l *Limits) end() {
 	l.wakeClose()
 }
 
-// wakeClose wakes the Close that waits if no call and no settlement is in progress. l.mu is held.
+// wakeClose wakes a waiting Close if no call and no settlement is in progress. The caller holds l.mu.
 func (l *Limits) wakeClose() {
 	if l.quiet != nil && l.calls == 0 && l.stats.Unsettled == 0 {
 		close(l.quiet)
@@ -507,8 +524,8 @@ func (l *Limits) wakeClose() {
 // Config returns the configuration with defaults filled in.
 func (l *Limits) Config() Config { return l.setting.Config() }
 
-// Update changes the configuration of this process in the same way as [throttle.Limiter.Update]. The change applies
-// to calls that start later.
+// Update changes the configuration of this process; see [throttle.Limiter.Update]. The change applies to calls that
+// start later.
 func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
 
 // same returns an error if an update changes the Name.

@@ -13,9 +13,9 @@ const (
 	purgeEvery = time.Minute
 )
 
-// A localPart is this process's part of a meter. Local decides about calls by these parts. A part is kept until
-// nothing is spent of the part, even if the outage has ended. Otherwise, each short outage would forgive the part of
-// a whole quota.
+// A localPart is this process's part of a meter. If OnOutage is Local, the part limits calls during an outage. A part
+// is removed only when none of its tokens are spent, which may be long after the outage. If it were removed at the
+// end of the outage, each short outage would make the whole part of a quota available again.
 type localPart struct {
 	limiter *throttle.Limiter
 	terms   partTerms
@@ -29,7 +29,7 @@ type partTerms struct {
 	instances int
 }
 
-// reserveWithout decides about a call without Redis, as configured by OnOutage. err is the error of Redis.
+// reserveWithout decides whether a call is admitted without Redis, as OnOutage specifies. err is the error of Redis.
 func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) (*Reservation, error) {
 	outage := &throttle.LimitedError{
 		Name: r.cfg.Name, Key: r.meters[0].tag, Reason: throttle.Outage, After: l.retryAfter(r), Err: err,
@@ -58,7 +58,7 @@ func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) 
 	return r, nil
 }
 
-// takeLocally takes the costs of r from this process's parts of all meters, or from none of them.
+// takeLocally takes the costs of r from this process's parts of all its meters, or from none of them.
 func (l *Limits) takeLocally(ctx context.Context, r *Reservation) *throttle.LimitedError {
 	for i := range r.meters {
 		taken, e := l.takePart(ctx, r.cfg, r.keys[i], &r.meters[i])
@@ -125,8 +125,7 @@ func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
 	}
 }
 
-// purgeLocal removes idle parts immediately. If parts are left, it removes idle parts again after a minute. l.mu is
-// held.
+// purgeLocal removes idle parts now and, while any parts remain, every minute. The caller holds l.mu.
 func (l *Limits) purgeLocal() {
 	l.removeIdle()
 	if len(l.local) == 0 || l.purging {
@@ -141,7 +140,7 @@ func (l *Limits) purgeLocal() {
 	})
 }
 
-// removeIdle removes each part that has no spent tokens. l.mu is held.
+// removeIdle removes each part that has no spent tokens. The caller holds l.mu.
 func (l *Limits) removeIdle() {
 	for key, part := range l.local {
 		if !part.limiter.Describe().InUse() {

@@ -14,22 +14,22 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Meter is one limit of a call. The key of a meter identifies the limit in all processes. A limit of
-// [throttle.None] refuses every call that takes tokens or a slot. A limit of [throttle.Unlimited] refuses no call. If
-// a 0 from another source means "nothing", convert the 0 to None.
+// A Meter is one of the limits that a call uses, with the call's cost. The key of a meter identifies the limit in all
+// processes. A limit of [throttle.None] refuses every call that takes tokens or a slot. A limit of
+// [throttle.Unlimited] refuses no call. If a 0 from another source means "nothing", convert the 0 to None.
 type Meter struct {
 	*kind
 	key       string
 	tag, name string // the parts of key before and after its first slash
-	limit     int64  // the burst, the N of a quota, or the number of slots; throttle.None or throttle.Unlimited
+	limit     int64  // the burst, N of a quota, or the number of slots; throttle.None or throttle.Unlimited
 	perSecond float64
 	window    throttle.Window
 	cost      int64
 	estimate  bool
 }
 
-// A kind is a kind of meters. It has the code of the kind in the script, the name and the range of the limit, and the
-// number of the script's units that are one token.
+// A kind is a kind of meter. It contains the kind's code in the script, the name and the range of the limit, and the
+// number of script units in one token.
 type kind struct {
 	code, limitName, rangeText string
 	most, unit                 int64
@@ -48,8 +48,8 @@ func newMeter(k *kind, key string, limit int64, cost int) Meter {
 	return m
 }
 
-// Rate returns a meter that allows perSecond tokens a second, at most 1e9. Its burst is the tokens of one second. The
-// call takes cost tokens of the meter; cost may be 0.
+// Rate returns a meter that allows perSecond tokens a second, at most 1e9. Its burst is the number of tokens of one
+// second, rounded up. The call takes cost tokens of the meter; cost may be 0.
 func Rate(key string, perSecond float64, cost int) Meter {
 	m := newMeter(rates, key, int64(math.Ceil(perSecond)), cost)
 	m.perSecond = perSecond
@@ -57,8 +57,8 @@ func Rate(key string, perSecond float64, cost int) Meter {
 }
 
 // Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens of the meter.
-// If the window changes, the key must change too. Otherwise, the tokens that were taken in the old window count in
-// the new window.
+// If you change the window, change the key also. Otherwise, the tokens that were taken in the old window count in the
+// new window.
 func Quota(key string, n int, window throttle.Window, cost int) Meter {
 	m := newMeter(quotas, key, int64(n), cost)
 	m.window = window
@@ -66,7 +66,7 @@ func Quota(key string, n int, window throttle.Window, cost int) Meter {
 }
 
 // Slots returns a meter that allows n concurrent reservations, at most 1e6. A reservation holds its slot until it is
-// settled. If a process is killed, its slots are free after their Lease.
+// settled. If a process is killed, its slots become free when their leases end; see [Config.Lease].
 func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
 // Burst returns a copy of m, which must be a Rate, with a burst of n tokens, at most 4e9.
@@ -148,8 +148,8 @@ func (m *Meter) refused() throttle.Reason {
 	return ""
 }
 
-// scriptLimit returns the limit that the script enforces. If m has the limit None, only calls that take nothing of m
-// reach the script, so any limit will do.
+// scriptLimit returns the limit that the script enforces. If the limit of m is None, only calls that take no tokens
+// and no slot of m reach the script, so any limit is correct.
 func (m *Meter) scriptLimit() int64 {
 	switch {
 	case m.limit == throttle.None:
@@ -162,7 +162,7 @@ func (m *Meter) scriptLimit() int64 {
 	return m.limit
 }
 
-// scriptCost returns the cost that the script takes. The script takes nothing from a meter that has no limit.
+// scriptCost returns the cost that the script takes. If m has no limit, the script takes no tokens.
 func (m *Meter) scriptCost() int64 {
 	if m.limit == throttle.Unlimited {
 		return 0
@@ -170,9 +170,12 @@ func (m *Meter) scriptCost() int64 {
 	return m.cost
 }
 
-// arg returns the value that the script needs in addition to the limit and the cost. For a rate, arg is the rate. For
-// slots, arg is the lease in microseconds. For a quota, arg is the length of the window in microseconds or, for a
-// calendar, the times of the periods around Redis's current time.
+// arg returns the value that the script needs in addition to the limit and the cost:
+//
+//   - For a rate, the rate.
+//   - For slots, the lease in microseconds.
+//   - For a quota, the length of the window in microseconds or, for a calendar period, the times of the periods
+//     around Redis's current time.
 func (m *Meter) arg(r *Reservation) any {
 	switch {
 	case m.kind == rates:
@@ -187,7 +190,7 @@ func (m *Meter) arg(r *Reservation) any {
 }
 
 // local returns the limit of this process's part of m. The part of slots is a quota whose window does not end: a slot
-// is a token of that window, and the settlement gives the token back.
+// is a token of this window, and the settlement refunds the token.
 func (m *Meter) local(instances int) throttle.Config {
 	part := int(m.limit)
 	if part > 0 {
@@ -225,12 +228,12 @@ func (m *Meter) refusal(cfg *Config, reason throttle.Reason) *throttle.LimitedEr
 }
 
 // key returns the Redis key of a meter's state, or of a reservation. Redis Cluster keeps all keys with the same text
-// in braces on one node. So the braces enclose the tag. The name and the tag must not contain braces of their own,
-// and the text in braces must not be empty.
+// in braces on one node. Therefore the tag is in braces. The name and the tag must not contain other braces, and the
+// text in braces must not be empty.
 func (c *Config) key(tag, kind, name string) string {
 	return encoder.Replace(c.Name) + ":{" + cmp.Or(encoder.Replace(tag), "%") + "}:" + kind + ":" + name
 }
 
-// encoder encodes braces as a URL does. An encoded text never contains a single %, so a single % can represent an
-// empty tag.
+// encoder encodes braces as they are encoded in a URL. An encoded text never contains a single %, so a single % can
+// represent an empty tag.
 var encoder = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")

@@ -10,21 +10,21 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A node records the trouble of a node of Redis. A healthy node has no record.
+// A node records the trouble of a Redis node. There is no record for a healthy node.
 type node struct {
 	trouble trouble
 	err     error
-	key     string    // the key of a cooldown on the node, which a ping writes
+	key     string    // the key of a cooldown on the node, which a ping may write
 	began   time.Time // the time when the trouble began
-	next    time.Time // the time of the next try
+	next    time.Time // the time of the next ping
 }
 
-// firstRetry is the time between the start of a node's trouble and the first scheduled try.
+// firstRetry is the time between the start of a node's trouble and the first scheduled ping.
 const firstRetry = 100 * time.Millisecond
 
-// nextTry returns the time after now at which a node is tried again. began is when the trouble of the node began. The
-// pauses grow with the duration of the trouble, from firstRetry to RetryEvery: the node is tried after 100, 200 and
-// 400 ms, and so on.
+// nextTry returns the time after now at which a node is pinged again. began is when the trouble of the node began.
+// The pauses grow with the duration of the trouble, from firstRetry to RetryEvery: the node is pinged 100, 200 and
+// 400ms after began, and so on.
 func nextTry(began, now time.Time, retryEvery time.Duration) time.Time {
 	return now.Add(min(retryEvery, max(firstRetry, now.Sub(began))))
 }
@@ -41,7 +41,7 @@ func (l *Limits) outageOf(r *Reservation) error {
 	return nil
 }
 
-// retryAfter returns the time until r's node is tried again, at least firstRetry.
+// retryAfter returns the time until r's node is pinged again, at least firstRetry.
 func (l *Limits) retryAfter(r *Reservation) time.Duration {
 	name := r.cfg.Node(r.cooldown())
 	l.mu.Lock()
@@ -52,9 +52,9 @@ func (l *Limits) retryAfter(r *Reservation) time.Duration {
 	return firstRetry
 }
 
-// tryAll tries all troubled nodes whose next try is due. The tries run in the background, so no call waits for a try.
-// tryAll does not only try the node of a call: after a failover, another node has the keys of the call, but the outage
-// of the old node must end as well. l.mu is held.
+// tryAll pings all nodes in trouble whose next ping is due. The pings run in the background, so no call waits for a
+// ping. tryAll does not ping only the node of the current call: after a failover, another node has the keys of the
+// call, but the outage of the old node must end as well. The caller holds l.mu.
 func (l *Limits) tryAll(cfg *Config) {
 	for name, n := range l.nodes {
 		if now := time.Now(); !now.Before(n.next) {
@@ -64,9 +64,9 @@ func (l *Limits) tryAll(cfg *Config) {
 	}
 }
 
-// failed records an error that Eval returned for a key, and returns the trouble that the error means. If an outage
-// begins, failed tries the node of the key immediately. So an outage that began with a single lost answer ends with
-// the first ping.
+// failed records an error that Eval returned for a key, and returns the trouble that the error indicates. If an
+// outage begins, failed pings the node of the key immediately. Thus, an outage that began with a single lost answer
+// ends with the first ping.
 func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error) trouble {
 	t := troubleOf(err)
 	l.mu.Lock()
@@ -85,8 +85,8 @@ func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error)
 	return t
 }
 
-// setTrouble records the trouble t of a node. If t is empty, the node is healthy. If an outage has begun or ended by
-// the change, setTrouble returns the event.
+// setTrouble records the trouble t of a node. If t is empty, the node is healthy. If an outage begins or ends,
+// setTrouble returns the event.
 func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error) throttle.EventKind {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,7 +110,7 @@ func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error)
 	return ""
 }
 
-// try pings a node. Any answer ends an outage.
+// try pings a node. If the node answers, its outage ends.
 func (l *Limits) try(cfg *Config, name, key string) {
 	err := callUser("Eval", func() error {
 		_, err := l.eval(context.Background(), cfg, []string{key}, "ping")
@@ -137,8 +137,8 @@ func (l *Limits) try(cfg *Config, name, key string) {
 	}
 }
 
-// callUser calls f, a function of the user, on a goroutine of this package. No other function would recover a panic
-// there. So callUser logs the panic and returns it as an error.
+// callUser calls f, a function of the user, on a goroutine of this package. A panic there would end the process, so
+// callUser logs the panic and returns it as an error.
 func callUser(what string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

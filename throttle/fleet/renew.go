@@ -9,7 +9,7 @@ import (
 // Timeout. It is not smaller, because each round trip to a node that hangs takes the whole Timeout.
 const maxRenewed = 1000
 
-// renewIn schedules the renewal of all leases after d, unless a renewal is scheduled earlier. l.mu is held.
+// renewIn schedules the renewal of all leases after d, unless an earlier renewal is scheduled. The caller holds l.mu.
 func (l *Limits) renewIn(d time.Duration) {
 	at := time.Now().Add(d)
 	if !l.renewAt.IsZero() && !at.Before(l.renewAt) {
@@ -24,8 +24,8 @@ func (l *Limits) renewIn(d time.Duration) {
 
 // renew renews the leases of all slots, and schedules the next renewal after a third of the shortest lease. If a
 // renewal fails, the next renewal is earlier. renew sends requests for at most a quarter of the shortest lease.
-// Otherwise, with a long Timeout, a node that hangs would delay the renewals on other nodes until their slots are
-// lost.
+// Without this bound, and with a long Timeout, a node that hangs would delay the renewals on other nodes until their
+// slots are lost.
 func (l *Limits) renew() {
 	calls, holders, lease := l.renewals()
 	if calls == nil {
@@ -33,7 +33,7 @@ func (l *Limits) renew() {
 	}
 	cfg, end, next, most := l.setting.Load(), time.Now().Add(lease/4), lease/3, maxRenewed
 	if cfg.EvalEach == nil {
-		most = maxBatch // more calls, eight at a time, would take longer than Timeout
+		most = maxBatch // a larger batch, eight calls at a time, would take longer than Timeout
 	}
 	for len(calls) > 0 {
 		n, began := 0, time.Now()
@@ -61,7 +61,7 @@ func (l *Limits) renew() {
 	l.renewIn(next)
 }
 
-// extend moves the time at which r must stop using its slots. The request that renewed the lease was sent at began.
+// extend extends the time for which r may use its slots. The request that renewed the lease was sent at began.
 func (r *Reservation) extend(began time.Time) {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()
@@ -71,8 +71,8 @@ func (r *Reservation) extend(began time.Time) {
 }
 
 // renewals returns the calls that renew all slots, the reservations whose slots each call renews, and the shortest
-// lease. A call renews the slots of one tag. The number of slots in a call is limited, because a script that renews
-// thousands of slots takes longer than Timeout.
+// lease. A call renews only slots whose keys have the same tag. The number of slots in a call is limited, because a
+// script that renews thousands of slots takes longer than Timeout.
 func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,7 +15,7 @@ type Reservation struct {
 	cfg     *Config
 	meters  []Meter
 	id      string   // empty until the script or a settlement needs an id
-	keys    []string // KEYS of the script's take: the meters' states and cooldowns, then the waiters and polls of slots
+	keys    []string // KEYS for take: the meters' states and cooldowns, then the waiters and polls of slots
 	sets    []string // the keys of the states, waiters and polls of slots; empty if r has no slots
 	settled atomic.Bool
 
@@ -23,7 +23,7 @@ type Reservation struct {
 	without bool                    // OnOutage admitted r, without Redis
 	parts   []*throttle.Reservation // a reservation for each meter, if Local admitted r
 
-	lost context.Context // ends when a slot is lost; nil if r has no slots in Redis
+	lost context.Context // canceled when a slot is lost; nil if r has no slots in Redis
 	lose context.CancelFunc
 	ends *time.Timer // calls giveUp a twelfth of the lease before the lease ends
 }
@@ -40,7 +40,7 @@ func (r *Reservation) name() {
 			r.keys, r.sets = append(r.keys, waiters, polls), append(r.sets, r.keys[i], waiters, polls)
 		}
 	}
-	if r.sets != nil { // the id contains its lease, because the script is also called with shorter leases
+	if r.sets != nil { // the id contains the lease, because the script may run with a shorter lease
 		r.id = r.l.newID() + ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
 	}
 }
@@ -77,14 +77,14 @@ func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservati
 	return r, nil
 }
 
-// left returns the time for which r may still use its slots. began is when the request was sent that took or renewed
-// their leases. The time ends a twelfth of the lease early, so that this process stops before another process gets
-// the slots.
+// left returns the time for which r may still use its slots. began is when the request that took or renewed the
+// leases was sent. The time ends a twelfth of the lease before the lease, so that this process stops before another
+// process gets the slots.
 func (r *Reservation) left(began time.Time) time.Duration {
 	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))
 }
 
-// giveUp ends the use of r's slots because their lease could not be renewed.
+// giveUp makes r lose its slots, because their lease could not be renewed.
 func (r *Reservation) giveUp() {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()
@@ -94,7 +94,7 @@ func (r *Reservation) giveUp() {
 	}
 }
 
-// release ends the use of r's slots, if r has slots. l.mu is held.
+// release ends the use of r's slots, if r has slots. The caller holds l.mu.
 func (l *Limits) release(r *Reservation) {
 	if l.held[r] {
 		delete(l.held, r)
@@ -103,8 +103,8 @@ func (l *Limits) release(r *Reservation) {
 	}
 }
 
-// Lost returns a channel that is closed when the reservation is settled, when the lease of a slot could not be
-// renewed, or when [Limits.Close] frees the slots. Lost returns nil if the reservation has no slots in Redis.
+// Lost returns a channel that is closed when r no longer holds its slots: when r is settled, when the lease of a slot
+// could not be renewed, or when [Limits.Close] frees the slots. Lost returns nil if r has no slots in Redis.
 func (r *Reservation) Lost() <-chan struct{} {
 	if r.lost == nil {
 		return nil
@@ -112,16 +112,18 @@ func (r *Reservation) Lost() <-chan struct{} {
 	return r.lost.Done()
 }
 
-// Settle corrects the number of tokens that the call used of each meter that is [Meter.Estimated], and frees the
-// slots of the reservation; see [throttle.Reservation.Settle]. Redis is updated in the background. If necessary, the
-// update is sent again, but Redis counts it only once. [Limits.Close] waits for the update. Without Settle, the call
-// has used its estimates.
+// Settle corrects the number of tokens that the call used, and frees the slots of the reservation. It corrects only
+// meters that are [Meter.Estimated]. For the rules of the correction, see [throttle.Reservation.Settle]. If Settle is
+// not called, the call counts as having used its costs.
+//
+// The settlement is sent to Redis in the background, several times if necessary, but Redis counts it only once.
+// [Limits.Close] waits for it.
 func (r *Reservation) Settle(used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
-// SettleEach is like Settle, with a number for each meter. A name in used is the part of the meter's key after the
-// first slash. If used has no number for a meter, the call has used the tokens that it took of that meter.
+// SettleEach is like [Reservation.Settle], with a number for each meter. A key of used is the part of a meter's key
+// after the first slash. A meter that is not in used is not corrected.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settle(func(m *Meter) (int64, bool) {
 		n, ok := used[m.name]
@@ -185,8 +187,8 @@ func (r *Reservation) free() Call {
 	return Call{Script: script, Keys: r.sets, Args: []any{"free", r.id}}
 }
 
-// leave removes r from the waiting calls and frees its slots. If r stayed among the waiting calls, it would delay the
-// calls behind it for two polls. r may have slots because of an answer that was lost.
+// leave removes r from the waiting calls and frees its slots. A waiting call that no longer polls would delay the
+// calls behind it for two polls. r may have slots if the answer that gave it the slots was lost.
 func (r *Reservation) leave() {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()

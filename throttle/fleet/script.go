@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An answer is the list of integers that the script returned, with the types that the client chose.
+// An answer is the list of integers that the script returned. The types of the integers depend on the Redis client.
 type answer []any
 
 // at returns the integer at an index.
@@ -38,7 +38,7 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...a
 	defer cancel()
 	value, err := cfg.Eval(ctx, script, keys, args...)
 	if err == nil && ctx.Err() != nil {
-		err = ctx.Err() // an answer that comes too late admits no call, although it has taken the call's tokens
+		err = ctx.Err() // an answer that comes too late admits no call, although Redis has taken the call's tokens
 	}
 	a, err := parseReply(Reply{value, err})
 	l.mu.Lock()
@@ -51,8 +51,8 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...a
 }
 
 // redisNow returns the current time of Redis's clock, as far as it is known. The time since the last answer is
-// measured with this process's monotonic clock. If it were measured with the wall clock, a settlement could seem to
-// be late after the wall clock was set.
+// measured with this process's monotonic clock. With the wall clock, a settlement could seem to be late after the
+// wall clock was set.
 func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,9 +62,9 @@ func (l *Limits) redisNow() time.Time {
 	return l.redisTime.Add(time.Since(l.readAt))
 }
 
-// take requests that Redis takes the costs of r. The request contains the periods of the calendars around the time
-// that redisNow returns. If Redis's clock is not within these periods, the answer has Redis's time, and take sends
-// the request again.
+// take sends the request that takes the costs of r. The request contains the calendar periods around the time that
+// redisNow returns. If Redis's clock is not within these periods, the answer has Redis's time, and take sends the
+// request again.
 func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err error) {
 	for range 2 {
 		args := append(make([]any, 0, 3+4*len(r.meters)), "take", r.id, ticket)
@@ -89,8 +89,8 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 	return a, err
 }
 
-// refusal returns the error of the meter that refuses for the longest time. poll is the time until the next poll. If no
-// call waits for a meter that refuses, poll is -1.
+// refusal returns the error of the meter that refuses the call for the longest time. poll is the time until the next
+// poll. If calls do not wait for a meter that refuses, poll is -1.
 func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, poll time.Duration) {
 	for i := range r.meters {
 		m, fields := &r.meters[i], a[4+3*i:]

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A settlement is a call that is sent to Redis in the background. After an error, it is sent again, at most ten
-// times.
+// A settlement is a script call that is sent to Redis in the background, such as a correction by Settle. After an
+// error, it is sent again, at most ten times.
 type settlement struct {
 	Call
 	tries int
@@ -21,7 +21,7 @@ const (
 	maxTries     = 11
 )
 
-// enqueue sends c in the background. If maxUnsettled calls are pending, enqueue drops c. l.mu is held.
+// enqueue sends c in the background. If maxUnsettled calls are pending, enqueue drops c. The caller holds l.mu.
 func (l *Limits) enqueue(c Call) {
 	if l.stats.Unsettled >= maxUnsettled {
 		l.stats.NeverSettled++
@@ -31,7 +31,7 @@ func (l *Limits) enqueue(c Call) {
 	l.send(settlement{Call: c})
 }
 
-// send sends s in the background, together with the other settlements that are due. l.mu is held.
+// send sends s in the background, together with the other settlements that are due. The caller holds l.mu.
 func (l *Limits) send(s settlement) {
 	l.due = append(l.due, s)
 	if !l.sending {
@@ -88,7 +88,7 @@ func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
 	l.wakeClose()
 }
 
-// evalEach runs calls together. within is the maximum time for all of them.
+// evalEach runs calls together. It waits for all of them for at most within.
 func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Reply {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

@@ -10,20 +10,20 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements and renewals that are sent
-// together count as one round trip.
+// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements that are sent together
+// count as one round trip, and so do renewals.
 type Stats struct {
 	Admitted      int64                     `counter:"calls{outcome=admitted,reason=}"`
 	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
 	AdmittedLocal int64                     `counter:"calls.local"`                     // calls that OnOutage admitted
 	RoundTrips    int64                     `counter:"redis.calls"`                     // round trips to Redis
-	Failed        int64                     `counter:"redis.failures"`                  // calls not decided by Redis
-	Forgiven      int64                     `counter:"tokens{outcome=forgiven}"`        // debt beyond a burst or quota
+	Failed        int64                     `counter:"redis.failures"`                  // calls that Redis did not decide
+	Forgiven      int64                     `counter:"tokens{outcome=forgiven}"`        // debt beyond a burst or a quota
 	Unsettled     int                       `gauge:"settlements.pending"`               // settlements not yet in Redis
-	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements too late to count
+	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements that came too late
 	NeverSettled  int64                     `counter:"settlements{outcome=lost}"`       // settlements that Redis never got
 	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
-	Down          bool                      `gauge:"down"`                              // whether a node cannot be reached
+	Down          bool                      `gauge:"down"`                              // a node cannot be reached
 }
 
 // newStats returns Stats. Refusals has an entry for every reason for which Limits refuse calls.
@@ -38,7 +38,7 @@ func newStats() Stats {
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(l.setting.Load()) // without calls, no other code notices that an outage has ended
+	l.tryAll(l.setting.Load()) // without calls, only Stats and Health notice that an outage has ended
 	s := l.stats
 	s.Refusals = maps.Clone(s.Refusals)
 	for _, n := range l.nodes {
@@ -75,13 +75,13 @@ func describe(e throttle.Event) policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// health reports the worst trouble of a node. A trouble is a failure if calls are refused or return an error because
-// of the trouble.
+// health reports the worst trouble of all nodes. A trouble is a failure if calls are refused or return an error
+// because of the trouble. Otherwise it is a warning.
 func (l *Limits) health() policy.Health {
 	cfg := l.setting.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(cfg) // without calls, no other code notices that an outage has ended
+	l.tryAll(cfg) // without calls, only Stats and Health notice that an outage has ended
 	var worst policy.Health
 	for _, n := range l.nodes {
 		h := policy.Health{Status: policy.Warn, State: string(n.trouble), Err: n.err}

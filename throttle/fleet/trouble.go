@@ -7,11 +7,11 @@ import (
 	"github.com/go-resilience/resilience/internal/reply"
 )
 
-// A trouble is the effect that an error of Eval has on other calls.
+// A trouble specifies how an error of Eval affects other calls.
 type trouble string
 
 const (
-	nodeDown  trouble = "store_down"     // the node cannot decide about any call
+	nodeDown  trouble = "store_down"     // the node cannot admit or refuse any call
 	nodeFull  trouble = "store_full"     // the node has no memory, so it admits no call
 	nodeWrong trouble = "store_rejects"  // the node rejects the script until its configuration is changed
 	callOnly  trouble = "call_undecided" // the error does not affect other calls
