@@ -6,12 +6,12 @@ import "context"
 
 type key struct{}
 
-// first is the ctx of all first attempts under context.Background. It is shared, because creating it would be
-// the only allocation of a call that succeeds.
+// first is the ctx of all first attempts under context.Background. It is shared, because the creation of a ctx would
+// be the only allocation of a call that succeeds.
 var first = context.WithValue(context.Background(), key{}, 1)
 
-// With returns ctx, marked as the ctx of attempt n. The first attempt is 1. Zero marks a new operation, which
-// no retrier retries yet.
+// With returns ctx, marked as the ctx of attempt n. Attempts are numbered from 1. If n is 0, the mark means that a
+// new operation starts, which no retrier retries yet.
 func With(ctx context.Context, n int) context.Context {
 	if n == 1 && ctx == context.Background() {
 		return first
