@@ -1,7 +1,7 @@
-// Package behavior classifies the errors that calls return. Every package of this module reads errors only
-// through this package, so all patterns classify an error in the same way.
+// Package behavior classifies the errors that calls return. All packages of this module use this package to classify
+// errors, so all policies treat an error in the same way.
 //
-// An error is classified by optional methods, which may belong to any error in its chain:
+// An error is classified by optional methods. The error itself or any error in its chain may have these methods:
 //
 //	Refused() bool             true: this module did not make the call
 //	Answered() bool            true: the dependency worked and returned a negative answer
@@ -9,16 +9,16 @@
 //	RetryAfter() time.Duration > 0: another attempt cannot help before this time
 //	Throttled() bool           true: the dependency rejected the call to shed load
 //
-// The errors of github.com/cenkalti/backoff, v4 to v6, are read as well. An error that its function Permanent
-// has marked is not retryable. Its RetryAfterError has a RetryAfter.
+// The package also supports the errors of github.com/cenkalti/backoff, v4 to v6. An error that the function Permanent
+// of backoff returned is not retryable. A RetryAfterError of backoff has a RetryAfter.
 //
-// If an error and an error that it wraps have the same method, the outer error decides. Of joined errors (an
-// error with Unwrap() []error), the first part that has any of the methods decides for all parts, with two
-// exceptions. The longest RetryAfter counts. Refused parts are ignored unless all parts are refused, because
-// a refusal does not describe the calls that were made.
+// If an error and an error that it wraps have the same method, the outer error decides. Joined errors are the parts
+// of an error with the method Unwrap() []error. The first part that has any of the methods decides for all parts,
+// with two exceptions. The longest RetryAfter of all parts counts. Refused parts are ignored unless all parts are
+// refused, because a refusal does not describe the calls that were made.
 //
-// If several of the following apply, the first decides: Refused, Answered, the end of the caller's ctx,
-// Retryable, RetryAfter.
+// If several of the following properties apply, the first one decides: Refused, Answered, the end of the caller's
+// ctx, Retryable, RetryAfter.
 package behavior
 
 import (
@@ -39,14 +39,14 @@ const (
 	Refused              // this module did not make the call
 	Canceled             // the caller's ctx was canceled; how the dependency behaved is unknown
 	Overran              // the deadline of the caller's ctx passed
-	Failed               // the dependency failed, or the error looks like a failure of the dependency
+	Failed               // the dependency failed, or the error has none of the methods
 )
 
 // An End is the classified result of a call.
 type End struct {
 	Kind Kind
-	// Retryable reports whether another attempt may help. It is false for Done. For an answer, it is false
-	// unless the error's method Retryable returns true.
+	// Retryable reports whether another attempt may succeed. It is false if the call succeeded. If Kind is Answered, it
+	// is false unless the error has a method Retryable() bool that returns true.
 	Retryable bool
 	// RetryAfter is the minimum time until another attempt, or 0.
 	RetryAfter time.Duration
@@ -69,9 +69,9 @@ func Read(err error) End {
 	}
 }
 
-// ReadUnder classifies err as the result of a call under ctx. If ctx has ended, an err that is neither a
-// refusal nor an answer is Canceled or Overran. If the deadline of ctx has passed, err is Overran even if ctx
-// is not canceled yet: a connection with the same deadline often returns before ctx is canceled.
+// ReadUnder classifies err as the result of a call under ctx. If err would be Failed and ctx is done, err is Canceled
+// or Overran. If the deadline of ctx has passed, err is Overran even if ctx is not canceled yet, because a connection
+// with the same deadline often returns before ctx is canceled.
 func ReadUnder(ctx context.Context, err error) End {
 	end := Read(err)
 	if end.Kind == Failed {
@@ -89,15 +89,15 @@ func ReadUnder(ctx context.Context, err error) End {
 	return end
 }
 
-// IsRefused reports whether the call that returned err was not made.
+// IsRefused reports whether err means that the call was not made.
 func IsRefused(err error) bool { return Read(err).Kind == Refused }
 
 // IsAnswered reports whether err is an answer of a dependency that works.
 func IsAnswered(err error) bool { return Read(err).Kind == Answered }
 
-// IsTimeout reports whether err is a timeout: context.DeadlineExceeded, or an error with a method Timeout()
-// bool that returns true. If err and an error that it wraps both have the method, the outer error decides. Of
-// joined errors, one timeout is enough.
+// IsTimeout reports whether err is context.DeadlineExceeded or has a method Timeout() bool that returns true. If err
+// and an error that it wraps both have the method, the outer error decides. If err joins several errors, one timeout
+// is enough.
 func IsTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || saysTimeout(err)
 }
@@ -114,16 +114,18 @@ func saysTimeout(err error) bool {
 	return false
 }
 
-// IsPermanent reports whether err itself is a mark that Permanent of cenkalti/backoff has returned.
+// IsPermanent reports whether the function Permanent of cenkalti/backoff created err itself. HasPermanent also checks
+// the errors that err wraps.
 func IsPermanent(err error) bool {
 	name, _ := backoffType(err)
 	return isPermanent(name)
 }
 
-// isPermanent reports whether name is the type of such a mark: PermanentError in v4 and v5, permanent in v6.
+// isPermanent reports whether name is the type of an error that Permanent creates: PermanentError in v4 and v5,
+// permanent in v6.
 func isPermanent(name string) bool { return name == "PermanentError" || name == "permanent" }
 
-// HasPermanent reports whether err or an error that it wraps is a mark of Permanent.
+// HasPermanent reports whether Permanent created err or an error that it wraps.
 func HasPermanent(err error) bool {
 	if IsPermanent(err) {
 		return true
@@ -137,7 +139,7 @@ func HasPermanent(err error) bool {
 	return false
 }
 
-// WithoutPermanent returns err without its outermost marks of Permanent.
+// WithoutPermanent returns err without the outermost errors that Permanent created.
 func WithoutPermanent(err error) error {
 	for IsPermanent(err) {
 		inner := errors.Unwrap(err)
@@ -149,9 +151,9 @@ func WithoutPermanent(err error) error {
 	return err
 }
 
-// backoffType returns the type name and the value of the struct that err points to, if cenkalti/backoff
-// defines the type. Otherwise name is empty. Reflection recognizes every major version. A type assertion
-// would have to import each version.
+// backoffType returns the type name and the value of the struct that err points to, if cenkalti/backoff defines the
+// type. Otherwise name is empty. backoffType uses reflection, which works for every major version. A type assertion
+// would need an import of each version.
 func backoffType(err error) (name string, v reflect.Value) {
 	v = reflect.ValueOf(err)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
@@ -164,7 +166,7 @@ func backoffType(err error) (name string, v reflect.Value) {
 	return "", v
 }
 
-// A said is the result of an optional method Retryable.
+// A said is the result of an optional method Retryable: unsaid if no error of the chain has the method.
 type said uint8
 
 const (
@@ -175,7 +177,7 @@ const (
 
 // A part is the classification of an error and of the errors that it wraps.
 type part struct {
-	says              bool // whether any error of the chain has one of the methods
+	says              bool // an error of the chain has one of the methods
 	refused, answered bool
 	retry             said
 	after             time.Duration
@@ -234,7 +236,8 @@ func read(err error) part {
 
 // join classifies joined errors as one error.
 func join(errs []error) part {
-	// For refused calls and for the other calls, the first part that has a method, with the longest RetryAfter.
+	// refused describes the refused parts, and made describes the other parts. Each of them is the first such part that
+	// has any of the methods, with the longest RetryAfter of these parts.
 	var refused, made part
 	anyMade := false
 	for _, err := range errs {
