@@ -1,5 +1,5 @@
-// Package delay computes the waits between attempts. Package retry exports the Backoffs with full jitter.
-// Clients that retry within a short time use the Backoffs with equal jitter.
+// Package delay computes the waits between attempts. Package retry uses the Backoffs with full jitter. Clients that
+// retry only for a short time use the Backoffs with equal jitter.
 package delay
 
 import (
@@ -10,28 +10,28 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// A Backoff returns the delays between the attempts of one call. A negative delay ends the retrying. Backoff
-// and retry.Backoff are aliases, so they are the same type.
+// A Backoff returns the delays between the attempts of one call. A negative delay means that no retry follows.
+// Backoff and retry.Backoff are aliases of the same type.
 type Backoff = interface {
 	NextBackOff() time.Duration
 	Reset()
 }
 
-// A Jitter returns a random delay of at most bound. bound is not negative.
+// A Jitter returns a random delay from 0 to bound. bound is not negative.
 type Jitter func(bound time.Duration) time.Duration
 
-// Full returns a delay in [0, bound]. This is the "full jitter" of Brooker, "Exponential Backoff And Jitter"
+// Full returns a random delay from 0 to bound. This is the "full jitter" of Brooker, "Exponential Backoff And Jitter"
 // (AWS Architecture Blog, 2015). Full jitter spreads retries the most.
 func Full(bound time.Duration) time.Duration {
-	return time.Duration(rand.Uint64N(uint64(bound) + 1)) // unsigned: bound may be the largest Duration
+	return time.Duration(rand.Uint64N(uint64(bound) + 1)) // unsigned, because bound may be the largest Duration
 }
 
-// Equal returns a delay in [bound/2, bound]. This is the "equal jitter" of the same article. The sum of the
-// delays is at least half the sum of the bounds, so a few attempts last through a short outage.
+// Equal returns a random delay from bound/2 to bound. This is the "equal jitter" of the same article. With it, the
+// sum of the delays is at least half the sum of the bounds. Therefore a few attempts are enough for a short outage.
 func Equal(bound time.Duration) time.Duration { return bound - Full(bound/2) }
 
-// Exponential returns a factory of Backoffs. Each delay is a jitter of a bound. The bound starts at first and
-// doubles with each retry up to longest. [Check] reports arguments that are out of range.
+// Exponential returns a function that creates Backoffs. Each delay of a Backoff is jitter(bound). The bound starts at
+// first and doubles with each retry up to longest. [Check] reports arguments that are out of range.
 func Exponential(first, longest time.Duration, jitter Jitter) func() Backoff {
 	if first <= 0 || longest < first {
 		return func() Backoff {
@@ -60,18 +60,17 @@ func (b *exponential) NextBackOff() time.Duration {
 	return b.jitter(b.ExponentialBackOff.NextBackOff())
 }
 
-// Constant returns a factory of Backoffs whose delays are all d. [Check] reports a d that is out of range.
+// Constant returns a function that creates Backoffs whose delays are all d. [Check] reports a d that is out of range.
 func Constant(d time.Duration) func() Backoff {
-	var b Backoff = backoff.NewConstantBackOff(d) // has no state
+	var b Backoff = backoff.NewConstantBackOff(d) // has no state, so all calls share it
 	if d < 0 {
 		b = &misconfigured{fmt.Sprintf("Constant(%v)", d), "Constant(d) with d 0 or more"}
 	}
 	return func() Backoff { return b }
 }
 
-// Check reports whether b was created with arguments that are out of range. If so, it returns the call that
-// created b and the form that the call must have. Otherwise, or if b is not from this package, it returns
-// empty strings.
+// Check reports whether b was created with arguments that are out of range. If so, is is the call that created b, and
+// must describes the valid calls. Otherwise, or if b is not from this package, both are empty.
 func Check(b Backoff) (is, must string) {
 	if m, ok := b.(*misconfigured); ok {
 		return m.is, m.must
@@ -79,8 +78,8 @@ func Check(b Backoff) (is, must string) {
 	return "", ""
 }
 
-// A misconfigured Backoff has arguments that are out of range. Configurations reject a misconfigured Backoff.
-// If it is used nevertheless, it ends the retrying.
+// A misconfigured Backoff was created with arguments that are out of range. Validate methods use [Check] to reject
+// it. If it is used nevertheless, no retry follows.
 type misconfigured struct{ is, must string }
 
 func (*misconfigured) NextBackOff() time.Duration { return backoff.Stop }
