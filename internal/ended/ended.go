@@ -1,4 +1,4 @@
-// Package ended reports why a context has ended.
+// Package ended reports why a context is done.
 package ended
 
 import (
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Error returns nil if ctx has not ended. Otherwise it returns an error in which [errors.Is] finds both
-// ctx.Err() and context.Cause(ctx).
+// Error returns nil if ctx is not done. Otherwise it returns an error that matches both ctx.Err() and
+// context.Cause(ctx).
 func Error(ctx context.Context) error {
 	err := ctx.Err()
 	if err == nil {
@@ -21,9 +21,9 @@ func Error(ctx context.Context) error {
 	return &endError{err: err, cause: cause}
 }
 
-// By reports whether the deadline at has ended ctx. cause is the cause that was given to this deadline. A
-// deadline that has passed counts even if ctx is not canceled yet: a connection with the same deadline often
-// returns a moment earlier.
+// By reports whether ctx is done because of a certain deadline. at is the time of the deadline, and cause is the
+// cause that was given to it. If at has passed, By returns true even if ctx is not canceled yet, because a connection
+// with the same deadline often returns a moment before ctx is canceled.
 func By(ctx context.Context, at time.Time, cause error) bool {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) == cause
@@ -32,13 +32,13 @@ func By(ctx context.Context, at time.Time, cause error) bool {
 	return ok && deadline.Equal(at) && !time.Now().Before(at)
 }
 
-// An endError is the error of a ctx that has ended and whose cause does not match ctx.Err().
+// An endError is the error of a ctx that is done and whose cause does not match ctx.Err().
 type endError struct{ err, cause error }
 
 func (e *endError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
 func (e *endError) Unwrap() []error { return []error{e.err, e.cause} }
 
-// A LostError is the cause with which a hedge cancels a call after another call of the same hedge has won.
+// A LostError is the cause with which package hedge cancels a call after a parallel call has won.
 type LostError string
 
 func (e LostError) Error() string { return string(e) }
@@ -49,5 +49,5 @@ func (e LostError) Is(target error) bool {
 	return lost
 }
 
-// Lost reports whether ctx was canceled because another call of the same hedge has won.
+// Lost reports whether package hedge canceled ctx because a parallel call has won.
 func Lost(ctx context.Context) bool { return errors.Is(context.Cause(ctx), LostError("")) }
