@@ -1,5 +1,5 @@
-// Package keyed provides a bounded table that holds a member for each key. The table creates members on
-// demand. It evicts idle members, and other members to make room.
+// Package keyed provides a bounded table that holds a member for each key. The table creates members when they are
+// needed. It evicts idle members, and also other members if it needs room.
 package keyed
 
 import (
@@ -12,63 +12,63 @@ import (
 // A Rule configures how a [Table] creates and evicts its members. The table is locked during calls to Make,
 // InUse and Evict. These functions must be fast and must not use the table.
 type Rule[K comparable, V any] struct {
-	// Make initializes the Value of a new member, whose Key is set. A pointer to the Value stays valid, and is later
-	// passed to InUse and Evict.
+	// Make initializes the Value of a new member, whose Key is set. The Value is not moved, so a pointer to it stays
+	// valid. This pointer is later passed to InUse and Evict.
 	Make func(m *Member[K, V])
-	// InUse reports whether an eviction would lose more than the member's counters, such as the state of an
-	// open breaker. If InUse is nil, no unpinned member is in use.
+	// InUse reports whether an eviction would lose state that matters, such as an open breaker. Counters do not matter.
+	// If InUse is nil, each member that is not pinned can be evicted.
 	InUse func(v *V) bool
-	// Evict, if not nil, is called before a member is evicted.
+	// Evict, if not nil, is called before a member is evicted, with the table locked.
 	Evict func(v *V)
-	// Evicted, if not nil, is called after a member was evicted. The table is not locked.
+	// Evicted, if not nil, is called after a member was evicted, without the lock of the table.
 	Evicted func(v V)
 	// MaxKeys is the maximum number of members.
 	MaxKeys int
-	// IdleAfter is how long a member must be unused before the table may evict the member even if there is
-	// room. If IdleAfter is negative, members are evicted only to make room.
+	// IdleAfter is the time after which an unused member may be evicted even if there is room. If IdleAfter is negative,
+	// members are evicted only to make room.
 	IdleAfter time.Duration
-	// If KeepStrays is set, a key that has shared the overflow continues to use it while the overflow is in
-	// use, but for at most a minute. Otherwise the key could use up the overflow's budget and then a second
-	// budget of its own member.
+	// KeepStrays applies to a key that has shared the overflow. If KeepStrays is set, the key continues to use the
+	// overflow while the overflow is in use, but at most for a minute. Otherwise the key could use up the overflow's
+	// budget and then a second budget of its own member.
 	KeepStrays bool
 }
 
-// A Table holds one member for each key. It evicts members that are idle, and members whose room is needed,
-// the least recently used member first. It never evicts a member that is pinned or in use. If the table
-// cannot make room, new keys share one extra member, the overflow.
+// A Table holds one member for each key. It evicts members that are idle. If it needs room, it evicts the least
+// recently used member. It never evicts a member that is pinned or in use. If the table cannot make room, all new
+// keys share one extra member, which is called the overflow.
 type Table[K comparable, V any] struct {
 	rule Rule[K, V]
 
 	mu       sync.Mutex
 	members  map[K]*Member[K, V]
-	ends     Member[K, V] // next is the least recently used member, prev the most recently used one
+	ends     Member[K, V] // next is the least recently used member, and prev the most recently used
 	overflow Member[K, V]
-	strays   map[K]time.Duration // by key, when the key came to share the overflow, as the time since began
+	strays   map[K]time.Duration // the keys that share the overflow, with the times at which they started to do so
 }
 
-// A Member is the entry of a key.
+// A Member is the entry of a key in a [Table].
 type Member[K comparable, V any] struct {
 	Value      V
 	Key        K
-	prev, next *Member[K, V] // neighbors in the order of use; nil in the overflow
+	prev, next *Member[K, V] // neighbors in the order of use; nil for the overflow
 	used       atomic.Int64  // time of the last Pin or Unpin, in nanoseconds since began
-	pins       atomic.Int32  // number of pins; incremented only under the lock, so it stays 0 during an eviction
+	pins       atomic.Int32  // number of pins; incremented only with the lock held, so it stays 0 during an eviction
 }
 
 const (
-	// maxTries limits how many members an insert checks to find a member that can be evicted. Without the
+	// maxTries limits the number of members that an insert checks to find a member that can be evicted. Without this
 	// limit, an insert into a table full of pinned members would check all of them.
 	maxTries = 16
-	// If a call is shorter than brief, Unpin does not move the call's member in the order of use. Such a call
-	// acquires the lock only once.
+	// brief is the duration of a short call. After a short call, Unpin does not move the member in the order of use, so
+	// the call acquires the lock only once.
 	brief = time.Millisecond
 
-	strayFor  = time.Minute // maximum time that a key that has shared the overflow continues to use it
-	maxStrays = 1000        // maximum length of Table.strays; the next stray clears the map
+	strayFor  = time.Minute // maximum time for which a key that has shared the overflow continues to use it
+	maxStrays = 1000        // maximum length of Table.strays; if the map is full, the next stray clears it
 )
 
-// began is the origin of all times in this package. Times are stored as Durations, because a Duration takes a
-// third of a Time's memory.
+// began is the time from which all times in this package are counted. Times are stored as Durations, because a
+// Duration takes a third of the memory of a Time.
 var began = time.Now()
 
 // NewTable returns a Table. It creates the overflow with the zero key.
@@ -82,8 +82,8 @@ func NewTable[K comparable, V any](rule Rule[K, V]) *Table[K, V] {
 // Overflow returns the member that keys share if the table has no room for them.
 func (t *Table[K, V]) Overflow() *Member[K, V] { return &t.overflow }
 
-// Pin returns the member for key. If there is no such member, Pin creates the member if there is room, and
-// otherwise returns the overflow. The member is not evicted before Unpin is called.
+// Pin returns the member for key, and creates it if necessary. If there is no room for a new member, Pin returns the
+// overflow. The member is not evicted before Unpin is called.
 func (t *Table[K, V]) Pin(key K) *Member[K, V] {
 	now := time.Since(began)
 	if m := t.pinExisting(key, now); m != nil {
@@ -116,7 +116,7 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 	switch {
 	case m != nil:
 		t.touch(m, now)
-	case key != key || t.isStray(key, now): // the member of a NaN would never be found again
+	case key != key || t.isStray(key, now): // no lookup would find the member of a NaN
 		m = &t.overflow
 	default:
 		if evicted = t.makeRoom(now); len(t.members) >= t.rule.MaxKeys {
@@ -135,7 +135,7 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 	return m
 }
 
-// Unpin undoes one Pin.
+// Unpin undoes one call of Pin.
 func (t *Table[K, V]) Unpin(m *Member[K, V]) {
 	if m != &t.overflow {
 		now := time.Since(began)
@@ -145,10 +145,10 @@ func (t *Table[K, V]) Unpin(m *Member[K, V]) {
 			t.mu.Unlock()
 		}
 	}
-	m.pins.Add(-1) // last: the member may be evicted from here on
+	m.pins.Add(-1) // last, because the member may be evicted afterwards
 }
 
-// touch makes m the most recently used member. t.mu is held.
+// touch makes m the most recently used member. The caller holds t.mu.
 func (t *Table[K, V]) touch(m *Member[K, V], now time.Duration) {
 	m.used.Store(int64(now))
 	if m.next != &t.ends {
@@ -157,7 +157,7 @@ func (t *Table[K, V]) touch(m *Member[K, V], now time.Duration) {
 	}
 }
 
-// isStray reports whether key must use the overflow even if there is room. t.mu is held.
+// isStray reports whether key must use the overflow even if there is room. The caller holds t.mu.
 func (t *Table[K, V]) isStray(key K, now time.Duration) bool {
 	since, stray := t.strays[key]
 	if stray && t.overflow.pins.Load() == 0 && !t.inUse(&t.overflow) {
@@ -167,7 +167,7 @@ func (t *Table[K, V]) isStray(key K, now time.Duration) bool {
 	return stray && now-since < strayFor
 }
 
-// addStray records that key shares the overflow, if the rule requires it. t.mu is held.
+// addStray records that key shares the overflow, if KeepStrays is set. The caller holds t.mu.
 func (t *Table[K, V]) addStray(key K, now time.Duration) {
 	if !t.rule.KeepStrays {
 		return
@@ -182,9 +182,9 @@ func (t *Table[K, V]) inUse(m *Member[K, V]) bool {
 	return t.rule.InUse != nil && t.rule.InUse(&m.Value)
 }
 
-// makeRoom evicts idle members. If the table is still full, makeRoom evicts one more member. It checks at
-// most maxTries members, the least recently used member first. It moves members that must stay to the end of
-// the order of use, so the next insert checks different members. t.mu is held.
+// makeRoom evicts idle members. If the table is still full, makeRoom evicts one more member. It checks at most
+// maxTries members, the least recently used member first. It moves members that must stay to the other end of the
+// order of use, so that the next insert checks different members. The caller holds t.mu.
 func (t *Table[K, V]) makeRoom(now time.Duration) (evicted []V) {
 	for range min(maxTries, len(t.members)) {
 		m := t.ends.next
@@ -219,7 +219,8 @@ func (m *Member[K, V]) unlink() {
 	m.prev.next, m.next.prev = m.next, m.prev
 }
 
-// Get returns the member for key, or nil. The member may be evicted at any time. Get does not count as use.
+// Get returns the member for key, or nil. The member may be evicted at any time. Get does not count as a use of the
+// member.
 func (t *Table[K, V]) Get(key K) *Member[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -240,9 +241,9 @@ func (t *Table[K, V]) View(f func(members int)) {
 	f(len(t.members))
 }
 
-// Locked calls f while the table is locked, and returns all existing members except the overflow. All other
-// members are created after the call to f, so Make sees the changes that f makes. The returned members are
-// pinned until the result has been passed to [Table.Each].
+// Locked calls f while the table is locked, and returns all members except the overflow. Members that are created
+// later see the changes that f makes. The returned members are pinned until the result has been passed to
+// [Table.Each].
 func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -255,8 +256,8 @@ func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	return all
 }
 
-// Each yields pinned members and then unpins them. The table is not locked. Unpinning them does not count as
-// use: otherwise, a caller that reads metrics would keep idle members from being evicted.
+// Each yields pinned members and then unpins them. The table is not locked. Unlike Unpin, Each does not count as a
+// use of the members. Otherwise, a caller that reads metrics would keep idle members from being evicted.
 func (t *Table[K, V]) Each(pinned []*Member[K, V]) iter.Seq[*Member[K, V]] {
 	return func(yield func(*Member[K, V]) bool) {
 		defer func() { // even if yield panics

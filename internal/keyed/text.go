@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// Other is the text for the overflow where members have the text of their key.
+// Other is the text for the overflow, which has no key.
 const Other = "(other keys)"
 
 const maxText = 100 // bytes
 
-// Text returns the text of a key for errors, events and metrics. The text has at most 100 bytes. If a longer
-// text is cut within a character, the character is omitted.
+// Text returns the text of a key for errors, events and metrics. A longer text is cut after at most 100 bytes, at the
+// end of a character.
 func Text[K any](key K) string {
 	text, ok := any(key).(string)
 	if !ok {
@@ -29,7 +29,7 @@ func Text[K any](key K) string {
 	return strings.Clone(text[:end])
 }
 
-// Label returns the text of a member in errors: "users[tenant 7]". Either part may be empty.
+// Label returns the text of a member for errors, such as "users[tenant 7]". name or key may be empty.
 func Label(name, key string) string {
 	if key == "" {
 		return name
@@ -37,8 +37,8 @@ func Label(name, key string) string {
 	return name + "[" + key + "]"
 }
 
-// detach returns a copy of a string key, and any other key unchanged. Without the copy, if the key is a part
-// of a larger string, the table would keep the larger string in memory.
+// detach returns a copy of a string key, and any other key unchanged. A string key may be a part of a larger string.
+// Without the copy, the table would keep the larger string in memory.
 func detach[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))
