@@ -13,13 +13,13 @@ import (
 // concurrent use and must not be copied.
 type Observers[E any] struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]observer[E]] // nil if there are none
+	list atomic.Pointer[[]observer[E]] // nil if there are no observers
 }
 
 type observer[E any] = *func(context.Context, E)
 
-// Observe adds f. stop removes f. A call to f that is in progress continues. Only the first call to stop has
-// an effect.
+// Observe adds f to the observers. stop removes f, but does not end a call of f that is in progress. Only the first
+// call of stop has an effect.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
 	o.change(func(list []observer[E]) []observer[E] { return append(list, &f) })
 	return func() {
@@ -43,7 +43,7 @@ func (o *Observers[E]) change(f func([]observer[E]) []observer[E]) {
 	}
 }
 
-// Any reports whether there is an observer. If there is no observer, a policy need not create an event.
+// Any reports whether there is an observer. Without an observer, a policy need not create events.
 func (o *Observers[E]) Any() bool { return o.list.Load() != nil }
 
 // Tell calls each observer with e, in the order in which the observers were added.
@@ -55,8 +55,8 @@ func (o *Observers[E]) Tell(ctx context.Context, e E) {
 	}
 }
 
-// A Queue delivers events one at a time, in the order in which the events were added. A policy adds events
-// while it is locked. Events are delivered without the policy's lock. The zero value is ready to use.
+// A Queue delivers events one at a time, in the order in which they were added. A policy adds events while it holds
+// its lock, and delivers them without the lock. The zero value is ready to use.
 type Queue struct {
 	waiting    atomic.Bool
 	mu         sync.Mutex
@@ -82,9 +82,9 @@ func (q *Queue) add(e queued) {
 	q.waiting.Store(true)
 }
 
-// Deliver calls tell for each queued event. The caller must hold no lock. If another goroutine, or a function
-// further up the stack, is already delivering, the earlier call to Deliver delivers these events as well. If
-// tell panics, the remaining events stay queued until the next call to Deliver.
+// Deliver calls tell for each queued event. The caller must hold no lock. If a call of Deliver is already in
+// progress, on another goroutine or further up the stack, that call also delivers these events. If tell panics, the
+// remaining events stay queued until the next call of Deliver.
 func (q *Queue) Deliver(ctx context.Context, tell func(context.Context, any)) {
 	if q.waiting.Load() {
 		q.deliver(ctx, tell)
