@@ -1,14 +1,16 @@
-// Package panics provides the error that represents a panic in the user's code.
+// Package panics provides the error that represents a panic in a function of the user.
 package panics
 
-// An Error represents a panic. [errors.As] finds an Error through an interface with the method Stack.
+// An Error represents a panic. Other packages can find it with [errors.As] and an interface that has the method
+// Stack.
 type Error struct {
 	text  string
 	value any
 	stack []byte
 }
 
-// New returns an Error. text names the function that panicked. value and stack belong to the panic.
+// New returns an Error. text is the error text, which names the function that panicked. value and stack are the value
+// and the stack of the panic.
 func New(text string, value any, stack []byte) *Error { return &Error{text, value, stack} }
 
 func (e *Error) Error() string { return e.text }
@@ -25,8 +27,8 @@ func (e *Error) Unwrap() error {
 // Retryable returns false: a panic is a bug in the program.
 func (e *Error) Retryable() bool { return false }
 
-// Refused returns false even if the value of the panic is a refusal: the call was made.
+// Refused returns false, because the call was made. The value of the panic may be a refusal, but does not matter.
 func (e *Error) Refused() bool { return false }
 
-// Answered returns false: the dependency did not answer with a panic.
+// Answered returns false, because a panic is not an answer of the dependency.
 func (e *Error) Answered() bool { return false }
