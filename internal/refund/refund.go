@@ -1,8 +1,9 @@
-// Package refund returns the tokens of admitted requests whose handler is refused by an inner policy.
+// Package refund refunds the tokens of an admitted request if an inner policy refuses the request.
 //
-// throttle.Limiter.Do gives its tokens back if its function returns a refusal. The middleware of resiliencehttp
-// cannot use Do, because it needs the state of the limit before it calls the handler. It calls Admit under a ctx
-// of Start, which records how the tokens are given back, and calls Refund if an inner middleware refuses.
+// throttle.Limiter.Do refunds the tokens of a call if the function returns a refusal. The middleware of
+// resiliencehttp cannot use Do, because it needs the state of the limit before it calls the handler. Instead, the
+// middleware calls Admit under a ctx of [Start]. Admit records in this ctx how the tokens are refunded. If an inner
+// middleware refuses the request, the middleware calls Refund.
 package refund
 
 import (
@@ -10,16 +11,16 @@ import (
 	"sync"
 )
 
-// Charges are the tokens that several limits have taken for one request. They are safe for concurrent use. A nil
-// *Charges records nothing.
+// Charges are the tokens that several limits have taken for one request. They are safe for concurrent use. The
+// methods of a nil *Charges do nothing.
 type Charges struct {
 	mu   sync.Mutex
 	undo []func()
 }
 
 type (
-	takenKey  struct{} // of the Charges of a request
-	recordKey struct{} // of the Charges in which Admit records what it takes
+	takenKey  struct{} // key of the Charges of a request
+	recordKey struct{} // key of the Charges in which Admit records the tokens that it takes
 )
 
 // Of returns the Charges of the request that ctx belongs to, or nil.
@@ -28,8 +29,8 @@ func Of(ctx context.Context) *Charges {
 	return c
 }
 
-// Start returns the ctx under which middleware calls Admit, and the ctx of the handler. A handler that calls Admit
-// itself does not get its own tokens back.
+// Start returns the ctx under which middleware calls Admit, and the ctx of the handler. If the handler itself calls
+// Admit under its ctx, those tokens are not refunded.
 func Start(ctx context.Context) (admit, handler context.Context) {
 	c := Of(ctx)
 	handler = ctx
@@ -40,7 +41,7 @@ func Start(ctx context.Context) (admit, handler context.Context) {
 	return context.WithValue(ctx, recordKey{}, c), handler
 }
 
-// Record records a function that gives tokens back, if ctx is that of Admit from Start.
+// Record records a function that refunds tokens. It does nothing unless ctx comes from the first result of Start.
 func Record(ctx context.Context, undo func()) {
 	if c, _ := ctx.Value(recordKey{}).(*Charges); c != nil {
 		c.mu.Lock()
@@ -49,7 +50,7 @@ func Record(ctx context.Context, undo func()) {
 	}
 }
 
-// Refund gives all tokens back once.
+// Refund refunds all tokens. A second call has no effect.
 func (c *Charges) Refund() {
 	if c == nil {
 		return
