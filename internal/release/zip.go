@@ -1,6 +1,7 @@
 //go:build ignore
 
-// Zip writes the files whose names it reads into a zip file, as a module proxy serves it.
+// Zip writes a zip file in the form in which a module proxy serves it. It reads the names of the files from standard
+// input.
 package main
 
 import (
