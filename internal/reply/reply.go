@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Int returns an integer reply, which some clients return as a number and others as text. It returns false if v is
-// neither.
+// Int returns the integer in a reply. Some clients return an integer as a number, others as text. Int returns false
+// if v is not an integer.
 func Int(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:
@@ -24,16 +24,16 @@ func Int(v any) (int64, bool) {
 	return 0, false
 }
 
-// Text returns the text of an error reply without the prefixes that some servers put before its code. For a
-// script, it is the reply to the command that failed within it.
+// Text returns the text of an error reply without the prefixes that some servers add before the error code. If a
+// command within a script failed, Text returns the reply to that command.
 func Text(err string) string {
-	err = strings.TrimPrefix(err, "ERR ") // Kvrocks puts it before the other codes
+	err = strings.TrimPrefix(err, "ERR ") // Kvrocks adds "ERR " before other codes
 	for _, prefix := range []string{"EXECABORT Transaction discarded because of: ", "Error running script"} {
 		rest, ok := strings.CutPrefix(err, prefix)
 		if !ok {
 			continue
 		}
-		if at := strings.LastIndex(rest, ": -"); at >= 0 { // before Redis 7
+		if at := strings.LastIndex(rest, ": -"); at >= 0 { // the format of Redis before version 7
 			rest = rest[at+len(": -"):]
 		}
 		return rest
@@ -41,7 +41,7 @@ func Text(err string) string {
 	return err
 }
 
-// Code returns the first word of what [Text] returns.
+// Code returns the first word of the result of [Text].
 func Code(err string) string {
 	code, _, _ := strings.Cut(Text(err), " ")
 	return code
