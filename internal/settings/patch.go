@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// A Patch is the merged result of changes to configurations of one type. It holds the changed fields with
-// their latest values. It holds each field only once, even after 10,000 changes. A nil Patch is empty. A
-// Patch is immutable.
+// A Patch is the merged result of changes to configurations of one type. It contains the fields that changed, with
+// their latest values. It contains each field only once, even after 10,000 changes. A nil Patch is empty. A Patch is
+// immutable.
 type Patch struct {
 	config reflect.Type
 	fields []patchedField
@@ -22,12 +22,12 @@ type patchedField struct {
 // A Diff collects the paths of the fields that changes alter. The zero value is ready to use.
 type Diff struct{ paths [][]int }
 
-// Record calls change with cfg, a pointer to a struct. It adds the fields that change alters to d, and
-// returns the error of change.
+// Record calls change with cfg, which is a pointer to a struct, and returns the error of change. It adds the fields
+// that change alters to d.
 //
-// Nested structs are compared field by field. Slices and maps are compared by their elements, but count as
-// one field. Other values are compared by ==. A function counts as altered unless it is the same function
-// value. For example, an equal function that was created again counts as altered.
+// Nested structs are compared field by field. Slices and maps are compared by their elements, but count as one field.
+// Functions count as altered unless they are the same function value: a function that was created again counts as
+// altered. Other values are compared by ==.
 func (d *Diff) Record(cfg any, change func(cfg any) error) error {
 	before := Copy(cfg)
 	err := change(cfg)
@@ -50,8 +50,8 @@ func (d *Diff) compare(before, after reflect.Value, path []int) {
 	}
 }
 
-// With returns p with the fields of d set to their values in cfg, a pointer to a struct. If cfg has another
-// type than p, the fields of p are dropped.
+// With returns a Patch with the fields of p and the fields of d. The fields of d have their values in cfg, which is a
+// pointer to a struct. If the type of cfg is not the type of p, the fields of p are dropped.
 func (p *Patch) With(d *Diff, cfg any) *Patch {
 	v := reflect.ValueOf(cfg)
 	if !isConfig(v) || len(d.paths) == 0 {
@@ -73,7 +73,7 @@ func (p *Patch) With(d *Diff, cfg any) *Patch {
 	return next
 }
 
-// ApplyBy applies p through update, the Update of a policy's Description. If update rejects the changes
+// ApplyBy applies p with update, which is the Update of a policy.Description. If update rejects all changes
 // together, ApplyBy applies each change separately and ignores errors.
 func (p *Patch) ApplyBy(update func(dryRun bool, change func(cfg any) error) error) {
 	if p == nil || update(false, p.set(p.fields)) == nil {
@@ -84,8 +84,8 @@ func (p *Patch) ApplyBy(update func(dryRun bool, change func(cfg any) error) err
 	}
 }
 
-// set returns a change function that sets fields. This function does not alter a configuration of another
-// type.
+// set returns a change function that sets fields. The function does nothing if the configuration has another type
+// than p.
 func (p *Patch) set(fields []patchedField) func(cfg any) error {
 	return func(cfg any) error {
 		if v := reflect.ValueOf(cfg); v.Type() == p.config {
@@ -168,8 +168,8 @@ func same(a, b reflect.Value) bool {
 		}
 		return true
 	}
-	// A function, or an interface that holds a function, cannot be compared by ==. If such a value was not
-	// altered, its memory is the same.
+	// A function cannot be compared by ==, and neither can an interface that contains a function. If such a value was
+	// not altered, its memory is the same.
 	return a.Comparable() && b.Comparable() && a.Equal(b) || bytes.Equal(memory(a), memory(b))
 }
 

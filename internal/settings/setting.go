@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// A Setting is the configuration of a policy, both as it was given and with its defaults filled in.
-// It is safe for concurrent use and must not be copied. Call Init before any other method.
+// A Setting is the configuration of a policy. It stores the configuration both as it was given and with defaults
+// filled in. It is safe for concurrent use and must not be copied. Call Init before any other method.
 type Setting[C config] struct {
 	now atomic.Pointer[version[C]]
 	mu  sync.Mutex // serializes changes
@@ -23,7 +23,7 @@ type version[C config] struct {
 	cloners       []func(*C)
 }
 
-// clone returns c with copies of its slices. Without the copies, a caller that passed or got a slice could
+// clone returns c with copies of its slices. Without the copies, the caller that passed or received a slice could
 // write to the slice while a policy reads it.
 func (v *version[C]) clone(c C) C {
 	for _, clone := range v.cloners {
@@ -32,7 +32,7 @@ func (v *version[C]) clone(c C) C {
 	return c
 }
 
-// next returns the version for given. It returns the error of given.Validate, if there is one.
+// next returns the version for given, or the error of given.Validate.
 func (v *version[C]) next(given C) (*version[C], error) {
 	if err := given.Validate(); err != nil {
 		return nil, err
@@ -40,17 +40,17 @@ func (v *version[C]) next(given C) (*version[C], error) {
 	return &version[C]{v.clone(given), v.fill(v.clone(given)), v.fill, v.cloners}, nil
 }
 
-// shown returns the configuration that Update passes to change. Defaults are filled in, but functions stay as
-// they were given.
+// shown returns the configuration that Update passes to change. Defaults are filled in, except for functions. A
+// function that was not given is nil.
 func (v *version[C]) shown() C {
 	c := v.clone(v.filled)
 	copyFuncs(reflect.ValueOf(&c).Elem(), reflect.ValueOf(&v.given).Elem())
 	return c
 }
 
-// Init sets the first configuration. It panics with the error of given.Validate, if there is one. fill
-// returns its argument with defaults in place of zero fields; the result must be valid. Each of cloners
-// replaces slices of its argument by copies.
+// Init sets the first configuration. If given.Validate returns an error, Init panics with this error. fill returns
+// its argument with defaults filled in for zero fields; the result must be valid. Each of cloners replaces slices in
+// its argument by copies.
 func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
 	v, err := (&version[C]{fill: fill, cloners: cloners}).next(given)
 	if err != nil {
@@ -59,8 +59,8 @@ func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
 	s.now.Store(v)
 }
 
-// Load returns the configuration with its defaults. It takes one atomic load. The caller must not write to
-// the result.
+// Load returns the configuration with its defaults. It costs one atomic load. The caller must not write to the
+// result.
 func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
 
 // Config returns a copy of the configuration with its defaults.
@@ -69,13 +69,13 @@ func (s *Setting[C]) Config() C {
 	return now.clone(now.filled)
 }
 
-// Update calls change with the effective configuration, in which defaults are filled in. If the result is
-// valid and check allows it, the result becomes the configuration. If change does not alter a field, the
-// field keeps the value that was given, and a field that was not given continues to follow its default.
+// Update calls change with the effective configuration, in which defaults are filled in. If the result is valid and
+// check allows it, the result becomes the configuration. A field that change does not alter keeps the value that was
+// given. If no value was given, the field continues to follow its default.
 //
-// check gets the configurations before and after the change, both with their defaults. follow gets the new
-// configuration with its defaults, before another Update starts. Both functions may be nil. If Update returns
-// an error, or if change panics, nothing has changed.
+// check receives the configurations before and after the change, both with their defaults. follow receives the new
+// configuration with its defaults, before another Update starts. Both functions may be nil. If Update returns an
+// error, or if change panics, nothing has changed.
 func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, follow func(*C)) error {
 	return s.apply(false, func(was *version[C]) (C, error) {
 		shown := was.shown()
@@ -87,9 +87,9 @@ func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, fol
 	}, check, follow)
 }
 
-// Change is like Update, but calls change with a *C as it was given. In this C, a zero field means its
-// default, so a settings file can restore a default. If change returns an error, nothing changes. If dryRun
-// is set, nothing changes either, and Change returns the error that it would return otherwise.
+// Change is like Update, but calls change with a *C that contains the configuration as it was given. In this C, a
+// zero field means its default, so a settings file can restore a default. If change returns an error, nothing
+// changes. If dryRun is true, nothing changes either, but Change returns the same error as without dryRun.
 func (s *Setting[C]) Change(
 	dryRun bool, change func(cfg any) error, check func(was, next *C) error, follow func(*C),
 ) error {
@@ -124,8 +124,8 @@ func (s *Setting[C]) apply(
 	return nil
 }
 
-// copyFuncs sets the functions in c to the functions in given. Update must not show a default function:
-// functions cannot be compared, so Update could not distinguish the default from a function that was set.
+// copyFuncs sets the functions in c to the functions in given. Update must not pass a default function to change:
+// functions cannot be compared, so Update could not distinguish the default from a function that change has set.
 func copyFuncs(c, given reflect.Value) {
 	for i := range c.NumField() {
 		switch f := c.Field(i); {
@@ -137,8 +137,8 @@ func copyFuncs(c, given reflect.Value) {
 	}
 }
 
-// keepGiven sets each field of next that equals the same field of shown to the value of the field in given.
-// It skips functions, because shown has functions as they were given.
+// keepGiven sets each field of next that equals the same field of shown to the value of the field in given. It skips
+// functions, because the functions in shown are already the functions in given.
 func keepGiven(next, shown, given reflect.Value) {
 	for i := range next.NumField() {
 		switch f := next.Field(i); {
