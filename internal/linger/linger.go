@@ -1,15 +1,15 @@
-// Package linger lets a policy hold a slot or a timeout after the policy's function has returned. For
-// example, the body of an HTTP response is read after RoundTrip has returned, and the call needs its slot
-// until then.
+// Package linger lets a policy hold a slot or a timeout until the work of a call has ended, even if the call's
+// function has returned earlier. For example, the body of an HTTP response is read after RoundTrip has returned, and
+// the call needs its slot until then.
 //
-// An adapter that starts such work, such as a resiliencehttp.Transport, runs the policies under a ctx whose
-// value for [Key] is a [Work]. A policy calls Hold to keep a resource until the work ends:
+// An adapter that starts such work, such as a resiliencehttp.Transport, runs the policies under a ctx whose value for
+// [Key] is a [Work]. A policy calls Hold to hold a resource until the work ends:
 //
 //	return linger.WorkOf(ctx).Hold(ctx, fn, release, nil)
 //
-// The work continues only if the innermost function calls [Work.Continue]. A policy records the result of a
-// call when its function returns. If the work fails later, the policy records one more failure: see
-// [Work.OnEnd].
+// The work continues after the functions have returned only if the innermost function calls [Work.Continue]. A policy
+// records the result of a call when its function returns. If the work fails later, the policy records an additional
+// failure: see [Work.OnEnd].
 package linger
 
 import (
@@ -27,11 +27,11 @@ type Work struct {
 	phase  phase
 	stream stream         // nil unless the work is a stream
 	ends   []func(error)  // the functions to call when the work ends
-	few    [6]func(error) // the backing array of ends; the policies of resiliencehttp.NewTransport have five functions
+	few    [6]func(error) // the backing array of ends; the policies of resiliencehttp.NewTransport add five functions
 	err    error          // the error that was passed to End
 }
 
-// A phase is a state of a Work. It only ever advances.
+// A phase is a state of a Work. A Work enters the phases in order.
 type phase int
 
 const (
@@ -43,12 +43,12 @@ const (
 // Key is the key of a [*Work] among the values of a ctx.
 type Key struct{}
 
-// A stream is a ctx whose work is a stream, which is open for longer than a slot should be held or a timeout
-// should run. Policies observe the end of the work, but release slots and timeouts when their functions return.
-// The functions return when the stream is open, and the server may not have answered by then.
+// A stream is the ctx of a call whose work is a stream. A stream may be open for too long to hold a slot or to be
+// limited by a timeout. Policies observe the end of the work, but release slots and timeouts when their functions
+// return. The functions return when the stream is open, and the server may not have answered by then.
 //
-// resiliencegrpc implements stream. The option is a method of ctx because resiliencegrpc must not import an
-// internal package.
+// resiliencegrpc implements this interface. It does so with a method of ctx, because resiliencegrpc must not import
+// an internal package.
 type stream interface {
 	// OnAnswer calls f once when the server has answered. f is not called if the stream ends without an answer.
 	OnAnswer(f func())
@@ -61,9 +61,9 @@ func Begin(ctx context.Context) (context.Context, *Work) {
 	return context.WithValue(ctx, Key{}, w), w
 }
 
-// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
-// after the innermost function has called Continue, because a later call under the same ctx is a separate
-// call. A fallback, for example, makes such a call.
+// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil after the
+// innermost function has called Continue: a later call under the same ctx, such as a call by a fallback, is a
+// separate call.
 func WorkOf(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
 	if w == nil || !w.is(inside) {
@@ -72,12 +72,11 @@ func WorkOf(ctx context.Context) *Work {
 	return w
 }
 
-// Under reports whether WorkOf may return work. Every call needs Under, so it must be short enough to be
-// inlined.
+// Under reports whether WorkOf may return work. Under is short enough to be inlined, because every call uses it.
 func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
 
-// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the call
-// of ctx and may outlast the call. Such a function holds a slot until the function itself returns.
+// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the call of ctx
+// and may take longer than the call. Such a function holds a slot until the function itself returns.
 func Apart(ctx context.Context) context.Context { return apart{ctx} }
 
 type apart struct{ context.Context }
@@ -115,8 +114,8 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
-// Observe is like Hold, but calls end when the work ends even if the work is a stream. If fn panics or exits its
-// goroutine, end gets nil.
+// Observe is like [Work.Hold], but if the work is a stream, it calls end when the stream ends. If fn panics or exits
+// its goroutine, Observe calls end with nil.
 func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func(error)) (err error) {
 	ended := true
 	defer func() {
@@ -140,8 +139,8 @@ func (w *Work) Release(f func()) {
 // hold is like OnEnd, but also returns false if the work is a stream.
 func (w *Work) hold(f func(error)) bool { return w != nil && w.stream == nil && w.OnEnd(f) }
 
-// IsStream reports whether the work is a stream, which the server may not have answered when the functions of the
-// policies return.
+// IsStream reports whether the work is a stream. The server may not have answered when the functions of the policies
+// return.
 func (w *Work) IsStream() bool { return w != nil && w.stream != nil }
 
 // OnAnswer calls f once when the server has answered. f may run on any goroutine, even after the work has ended. If
@@ -149,14 +148,13 @@ func (w *Work) IsStream() bool { return w != nil && w.stream != nil }
 // policy's function has returned nil.
 func (w *Work) OnAnswer(f func()) { w.stream.OnAnswer(f) }
 
-// OnEnd calls f once when the work ends. If w is nil or does not continue, OnEnd returns false and does not
-// call f. A policy calls OnEnd after the policy's function has returned nil. f gets nil if the work ended
-// normally. Otherwise f gets the reason why the work was cut off. The reason wraps [context.Canceled] if the
-// caller canceled. If a deadline or a timeout passes while the caller is waiting for the dependency, the work
-// is cut off.
+// OnEnd calls f once when the work ends. If w is nil or does not continue, OnEnd returns false and does not call f. A
+// policy calls OnEnd after the policy's function has returned nil. If the work ended normally, f receives nil.
+// Otherwise f receives the reason why the work was cut off. The reason wraps [context.Canceled] if the caller
+// canceled. The work is also cut off if a deadline or a timeout passes while the caller waits for the dependency.
 //
-// The policy's ctx does not show how the work ended, because policies cancel the ctx that they have derived
-// when they return. The deadline of the ctx shows whether the caller's time was over.
+// The policy's ctx does not show how the work ended, because each policy that derived a ctx cancels it when the
+// policy returns. The deadline of the ctx shows whether the caller's time had run out.
 func (w *Work) OnEnd(f func(error)) bool {
 	if w == nil {
 		return false
@@ -183,16 +181,16 @@ func (w *Work) Continue() {
 	}
 }
 
-// Held reports whether any function waits for the end of the work.
+// Held reports whether any function will be called at the end of the work.
 func (w *Work) Held() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.ends) > 0
 }
 
-// End ends the work. A non-nil err is the reason why the work was cut off. End calls the functions that wait
-// for the end, in the order in which the policies returned. It calls all of these functions even if one of
-// them panics. A second call to End, perhaps by one of these functions, calls the functions that remain.
+// End ends the work. A non-nil err is the reason why the work was cut off. End calls the functions that were added by
+// OnEnd, in the order in which the policies returned. It calls all of them even if one of them panics. A second call
+// of End, perhaps by one of these functions, calls the functions that remain.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.phase != over {
@@ -209,11 +207,11 @@ func (w *Work) End(err error) {
 	end(w.err)
 }
 
-// A Limit is the deadline of a timeout for work that continues. The timeout's own ctx does not show whether
-// the deadline has ended the work, because an outer policy may have canceled this ctx.
+// A Limit is the deadline of a timeout for work that continues. The ctx of the timeout does not show whether the
+// deadline has ended the work, because an outer policy may have canceled this ctx.
 type Limit struct {
 	At    time.Time // when the timeout ends the work
-	Cause error     // the cause of the cancellation
+	Cause error     // the cause of the cancellation at that time
 }
 
 // LimitOf returns the earliest limit of all timeouts that apply to ctx, or nil.
@@ -222,9 +220,9 @@ func LimitOf(ctx context.Context) *Limit {
 	return l
 }
 
-// Timed calls fn and returns fn's error. The ctx of fn is canceled after d, and cause is the cause of the
-// cancellation. If the work continues, the timeout continues to apply. late reports whether fn failed after
-// this timeout had passed. Other timeouts do not count.
+// Timed calls fn and returns fn's error. The ctx of fn is canceled after d with the given cause. If the work
+// continues after fn has returned, the timeout continues to apply. late is true if fn returned an error after this
+// timeout had passed; other timeouts do not matter.
 func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
 	at := time.Now().Add(d)
 	timed, cancel := context.WithDeadlineCause(ctx, at, cause)
