@@ -13,15 +13,16 @@ import (
 )
 
 const (
-	// silentFor is the minimum time that a request has had its connection when its caller's deadline expires. If it
-	// is shorter, the connection is not abandoned. A timeout of this module always abandons it.
+	// silentFor limits which connections are abandoned when the caller's deadline passes: an attempt must
+	// have had its connection for at least silentFor. A deadline that is too short says nothing about the
+	// connection. If a timeout of this module expires, there is no such minimum.
 	silentFor = 900 * time.Millisecond
-	// abandonedFor is the time for which a Transport remembers that it has abandoned a connection.
+	// abandonedFor is the time after which a Transport forgets that it has abandoned a connection.
 	abandonedFor = time.Minute
 )
 
-// wasSilent reports whether the attempt has timed out on a connection that an earlier request had used. The network may
-// have lost such a connection.
+// wasSilent reports whether the attempt timed out on a connection that an earlier request had used. The
+// network may have silently dropped such a connection.
 func (a *attempt) wasSilent() bool {
 	if a.Err() == nil {
 		return false
@@ -33,8 +34,8 @@ func (a *attempt) wasSilent() bool {
 	return a.Err() == context.DeadlineExceeded && a.route.silent(silentFor)
 }
 
-// abandonIfSilent abandons the connection of a if it was silent. Otherwise the next attempt could time out on the same
-// lost connection.
+// abandonIfSilent abandons a's connection if the attempt timed out on a reused connection (see wasSilent).
+// Otherwise the next attempt could time out on the same dead connection.
 func (a *attempt) abandonIfSilent() {
 	if !a.wasSilent() {
 		return
@@ -43,8 +44,8 @@ func (a *attempt) abandonIfSilent() {
 	a.call.t.abandon(a.route.connection(), a.call.req)
 }
 
-// A lastHeard records when each connection last had a response. It removes connections after abandonedFor, or its map
-// would grow without limit.
+// A lastHeard records the time of the latest response on each connection. It removes a connection after
+// abandonedFor without a response. Otherwise its map would grow without limit.
 type lastHeard struct {
 	mu     sync.Mutex
 	at     map[net.Conn]time.Time
@@ -66,7 +67,7 @@ func (l *lastHeard) note(conn net.Conn) {
 	l.at[conn] = now
 }
 
-// before reports whether no response has arrived on the connection of r since r got that connection.
+// before reports whether no response has arrived on r's connection since r got the connection.
 func (l *lastHeard) before(r *route) bool {
 	conn := r.connection()
 	l.mu.Lock()
@@ -77,7 +78,8 @@ func (l *lastHeard) before(r *route) bool {
 	return !at.After(r.since)
 }
 
-// abandon makes Base use conn for no other request. Concurrent calls for conn wait until the first has returned.
+// abandon makes Base send no further requests on conn. Concurrent calls with the same conn wait until the
+// first call has returned.
 func (t *Transport) abandon(conn net.Conn, req *http.Request) {
 	abandoned := make(chan struct{})
 	if first, known := t.abandoned.LoadOrStore(conn, abandoned); known {
@@ -89,6 +91,6 @@ func (t *Transport) abandon(conn net.Conn, req *http.Request) {
 	if base, ok := t.base().(*http.Transport); ok && multiplexed(base, conn) {
 		closeAfterStreams(base, conn, req)
 	} else {
-		t.CloseIdleConnections() // idle connections to the same server may be lost also
+		t.CloseIdleConnections() // other idle connections to the same server may be dead too
 	}
 }

@@ -17,29 +17,30 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A call is one request that passes through the policies. It is also the ctx under which the policies run. From this
-// ctx, policies get the linger.Work, which may continue after they have returned, and makeAttempt gets the call.
+// A call is one request that passes through the policies. It is also the ctx under which the policies run.
+// From this ctx, policies obtain the linger.Work, which may continue after they have returned, and
+// makeAttempt obtains the call.
 type call struct {
 	context.Context
 	caller  context.Context // the ctx of the caller
 	t       *Transport
 	req     *http.Request // the caller's request
 	host    string        // see HostOf
-	until   time.Time     // when the Timeout of a client expires; zero if there is none
+	until   time.Time     // time at which ClientConfig.Timeout expires; zero if there is no Timeout
 	hedging *hedging      // the hedging that the call belongs to; usually nil
-	over    func()        // called when the response is not read any further; may be nil
+	over    func()        // called when the caller has finished reading the response; may be nil
 	body    *requestBody
 	work    linger.Work
 
-	replayable bool          // the request may be sent more than once
+	replayable bool          // whether the request may be sent more than once
 	fault      *requestError // set if the request itself is invalid; usually nil
-	final      error         // why no further attempt may be sent; nil if one may be sent
-	silent     bool          // the connection of an attempt was abandoned because it was silent
+	final      error         // the reason why no further attempt may be sent; nil if another attempt may be sent
+	silent     bool          // whether an attempt's connection was abandoned after a timeout
 	last       *attempt      // the latest attempt with a response
-	chosen     bool          // no other attempt may replace last
+	chosen     bool          // whether last is the final result, which no other attempt may replace
 	inner      *call         // the call of a Transport inside Base whose policies hold resources; usually nil
 	first      attempt       // the first attempt; a field saves an allocation
-	delivered  deliveredCtx  // of the response's Request; a field saves an allocation
+	delivered  deliveredCtx  // the ctx of the response's Request; a field saves an allocation
 }
 
 type callKey struct{}
@@ -59,7 +60,7 @@ func (c *call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// A deliveredCtx is the ctx of a response's Request, from which ReportFailure gets the call.
+// A deliveredCtx is the ctx of a response's Request. It contains the call, for ReportFailure.
 type deliveredCtx struct {
 	context.Context
 	call *call
@@ -72,14 +73,14 @@ func (d *deliveredCtx) Value(key any) any {
 	return d.Context.Value(key)
 }
 
-// makeAttempt is the innermost function, which the policies wrap. It sends the request of the call in ctx.
+// makeAttempt is the innermost function, which the policies wrap. It sends the request of ctx's call once.
 func makeAttempt(ctx context.Context) error {
 	c := callOf(ctx)
 	switch {
 	case c == nil:
 		return errNoCall
 	case c.chosen:
-		return nil // after an error, a policy that retries any error would continue
+		return nil // an error could make a policy send the request again
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -91,7 +92,7 @@ func makeAttempt(ctx context.Context) error {
 		if !a.extended.Load() {
 			a.end()
 		}
-		if !returned && !c.mayRepeat() { // a policy may turn the panic into an error, and retry
+		if !returned && !c.mayRepeat() { // a policy may recover the panic and retry
 			_ = c.makeFinal(errCrashed)
 		}
 	}()
@@ -100,30 +101,36 @@ func makeAttempt(ctx context.Context) error {
 	return err
 }
 
-// An attempt sends the request once. It is also the ctx under which the request is sent and its response is read. This
-// ctx has the values of the policies' ctx, and is done when the policies' ctx is done. There is one exception. Policies
-// cancel the ctx that they have derived when they return, and a response is read after that. So if there is a response,
+// An attempt sends the request once. It is also the ctx under which the request is sent and its response is
+// read.
+//
+// This ctx has the values of the policies' ctx, which is the ctx that the policies passed to makeAttempt. It
+// is also done when the policies' ctx is done, with one exception. When policies return, they cancel the ctx
+// that they have derived, but the caller reads the response after that. Therefore, if there is a response,
 // the attempt outlasts the policies' ctx.
 type attempt struct {
 	context.Context // the policies' ctx
 	call            *call
 	route           route
-	resp            *http.Response // nil if there is none
+	resp            *http.Response // the response; nil if there is none
 	failure         error          // the error that the policies see instead of resp; nil for a success
 	body            body           // the body of resp
-	empty           bool           // all of resp has been read from the server
+	empty           bool           // whether all of resp has been read from the server
 
-	// Set if the policies' ctx may be done before the caller's, or if there is a time limit:
-	own      context.Context         // ends the attempt instead of the policies' ctx
+	// The fields below are set only if the policies' ctx may be done before the caller's ctx, or if a time
+	// limit applies.
+	own      context.Context         // replaces the policies' ctx: the attempt is done when own is done
 	cancel   context.CancelCauseFunc // cancels own
 	detach   func() bool             // detaches own from the policies' ctx; nil if own does not depend on it
-	extended atomic.Bool             // the attempt outlasts the policies' ctx
+	extended atomic.Bool             // whether the attempt outlasts the policies' ctx
 
 	mu      sync.Mutex
-	answers bool // the header of the response has arrived
+	answers bool // whether the header of the response has arrived
 	limits  [3]limit
-	left    time.Duration // remaining time of the limit ofPolicy, which is paused until the policies have returned
-	timer   *time.Timer
+	// left is the remaining time of the limit ofPolicy. This limit is paused until the policies have
+	// returned.
+	left  time.Duration
+	timer *time.Timer
 }
 
 // A limit is a time limit. If it expires, it cancels the attempt with its cause.
@@ -134,9 +141,9 @@ type limit struct {
 
 // The indexes of attempt.limits.
 const (
-	ofPolicy  = iota // a resilience.Timeout of the policies, for the body
-	ofSilence        // ResponseHeaderTimeout, then Idle
-	ofReading        // the Timeout of a client
+	ofPolicy  = iota // a timeout of the policies, which applies to the body
+	ofSilence        // ResponseHeaderTimeout until the body is read, then Idle
+	ofReading        // ClientConfig.Timeout
 )
 
 func (c *call) newAttempt(ctx context.Context) *attempt {
@@ -155,14 +162,14 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	if t.headerPassed != nil {
 		a.route.attempt = a
 	}
-	a.Context = a.route.watch(ctx) // inside a: a ctx around a would hide the method AfterFunc
+	a.Context = a.route.watch(ctx) // derive the ctx inside a, because a ctx derived from a would hide its method AfterFunc
 	if !limited {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(c.caller)
 	switch {
 	case same:
-	case ctx.Done() == c.Done(): // only the client's Timeout can end ctx, so a limit replaces an AfterFunc
+	case ctx.Done() == c.Done(): // only ClientConfig.Timeout can cancel ctx, so a limit is enough
 		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
 	default:
 		a.detach = context.AfterFunc(ctx, a.policiesEnded)
@@ -173,8 +180,9 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	return a
 }
 
-// moved starts ResponseHeaderTimeout when the attempt starts to dial, and again when the request has been written. In
-// any other stage it stops it: neither an upload nor a wait for a connection of this process is the server's fault.
+// moved starts ResponseHeaderTimeout when the attempt starts to dial, and again when the request has been
+// written. In any other stage, moved stops ResponseHeaderTimeout, because the server is responsible neither
+// for the duration of an upload nor for a wait for a free connection.
 func (a *attempt) moved(s stage) {
 	if s == dialing || s == written {
 		a.awaitHeader()
@@ -183,7 +191,7 @@ func (a *attempt) moved(s stage) {
 	}
 }
 
-// awaitHeader starts ResponseHeaderTimeout, unless the header has arrived.
+// awaitHeader starts ResponseHeaderTimeout, unless the response's header has already arrived.
 func (a *attempt) awaitHeader() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -194,8 +202,8 @@ func (a *attempt) awaitHeader() {
 	}
 }
 
-// gotHeader is called when the header has arrived. ResponseHeaderTimeout continues for a Judge that reads ahead and for
-// HoldBody, until the first byte of the body.
+// gotHeader is called when the response's header has arrived. ResponseHeaderTimeout continues until the first
+// byte of the body has been read, because a Judge or HoldBody may read ahead.
 func (a *attempt) gotHeader() {
 	passed := a.call.t.headerPassed
 	if passed == nil {
@@ -211,8 +219,9 @@ func (a *attempt) gotHeader() {
 	}
 }
 
-// policiesEnded is called when the policies' ctx is done. It cancels a, unless a outlasts that ctx. In that case, a
-// policy may have canceled its ctx because it returned, and its timeout is the limit ofPolicy.
+// policiesEnded is called when the policies' ctx is done. It cancels a, unless a outlasts that ctx. If it
+// does, the policies' ctx may be done only because a policy has returned. The policy's timeout then continues
+// as the limit ofPolicy.
 func (a *attempt) policiesEnded() {
 	if !a.extended.Load() {
 		a.cancel(context.Cause(a.Context))
@@ -241,7 +250,7 @@ func (a *attempt) resetIdle() {
 	}
 }
 
-// unlimit removes limits. It leaves the timer running; if it fires, arm ignores removed limits.
+// unlimit removes limits. It does not stop the timer, because arm ignores removed limits.
 func (a *attempt) unlimit(which ...int) {
 	if a.own == nil {
 		return
@@ -253,7 +262,8 @@ func (a *attempt) unlimit(which ...int) {
 	}
 }
 
-// arm cancels a if a limit has expired. Otherwise it sets the timer to the next limit. The caller holds a.mu.
+// arm cancels a if a limit has expired. Otherwise it sets the timer to the limit that expires next. The
+// caller holds a.mu.
 func (a *attempt) arm(now time.Time) {
 	var next time.Time
 	for _, l := range a.limits {
@@ -279,8 +289,9 @@ func (a *attempt) arm(now time.Time) {
 	}
 }
 
-// extend makes a outlast the policies' ctx. Otherwise the caller could not read the response. The time of a's limits
-// does not pass until the policies have returned: they may wait to retry, stop retrying, and return this response.
+// extend makes a outlast the policies' ctx. Otherwise the caller could not read the response. The timeout of
+// the policies is paused until they have returned: a retrier may first wait, then not send another attempt,
+// and finally return this response.
 func (a *attempt) extend() {
 	a.extended.Store(true)
 	if a.own == nil {
@@ -293,8 +304,7 @@ func (a *attempt) extend() {
 	}
 }
 
-// resume starts the limits for reading the response after the policies have returned. The policies' ctx no longer ends
-// a.
+// resume starts the limits for reading the response. It is called after the policies have returned.
 func (a *attempt) resume() {
 	if a.own == nil {
 		return
@@ -314,7 +324,7 @@ func (a *attempt) resume() {
 	a.arm(now)
 }
 
-// end releases the ctx and the timer of a. Without it, both would live as long as the caller's ctx.
+// end releases a's ctx and timer. Without end, they would stay allocated as long as the caller's ctx.
 func (a *attempt) end() {
 	if a.own == nil {
 		return
@@ -330,8 +340,8 @@ func (a *attempt) end() {
 	}
 }
 
-// timedOut returns err. If the attempt failed because of ResponseHeaderTimeout, Idle, or a Timeout of policies that
-// have returned, err is wrapped in a TimeoutError.
+// timedOut wraps err in a TimeoutError if the attempt failed because ResponseHeaderTimeout or Idle expired,
+// or a timeout of policies that have already returned. Otherwise it returns err unchanged.
 func (a *attempt) timedOut(err error) error {
 	a.mu.Lock()
 	a.arm(time.Now()) // a connection with the same deadline often returns before the timer fires
@@ -354,25 +364,25 @@ func (a *attempt) Err() error {
 	return err
 }
 
-// Value hides the work of the call from Base. Otherwise policies inside Base would hold their resources until the end
-// of this call's response.
+// Value hides the call's Work from Base. Otherwise policies inside Base would hold their resources until this
+// call's response ends.
 func (a *attempt) Value(key any) any {
 	switch key {
 	case linger.Key{}:
 		return nil
-	case a.call.t: // a.call.t has sent the request: see Transport.mayLeadBack
+	case a.call.t: // marks the request as sent by a.call.t; see Transport.mayLeadBack
 		return true
 	}
 	if a.own != nil && a.own.Err() != nil {
 		if v := a.own.Value(key); v == any(a.own) {
-			return v // context.Cause must find the cause of own, not the cause of the policies' ctx
+			return v // so that context.Cause returns the cause of own, and not of the policies' ctx
 		}
 	}
 	return a.Context.Value(key)
 }
 
-// AfterFunc calls f when a is done. If a type has this method, package context cancels derived ctxs with the result of
-// Err.
+// AfterFunc calls f when a is done. Because a has this method, package context cancels derived ctxs with the
+// result of a.Err.
 func (a *attempt) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(cmp.Or(a.own, a.Context), f)
 }
@@ -384,7 +394,7 @@ func (a *attempt) send() error {
 	req := a.request()
 	prepared := true
 	defer func() {
-		if !prepared { // Base does not get req, and does not close its body
+		if !prepared { // Base does not receive req, so it does not close its body
 			closeBody(req)
 		}
 	}()
@@ -399,7 +409,7 @@ func (a *attempt) send() error {
 		if c.Err() == context.Canceled {
 			return c.makeFinal(err)
 		}
-		return c.failInvalid(err) // even after a deadline, because the server did not receive the request
+		return c.failInvalid(err) // even after a deadline, because the request never reached the server
 	}
 	a.watchUpload(req)
 	resp, err := c.t.base().RoundTrip(req)
@@ -417,8 +427,8 @@ func (a *attempt) send() error {
 	return a.handleResponse(req, resp)
 }
 
-// watchUpload starts ResponseHeaderTimeout at the end of the request's body. Otherwise it would not start if Base does
-// not call the hooks of httptrace. If Base calls them, they start it instead.
+// watchUpload starts ResponseHeaderTimeout at the end of the request's body if Base does not call the hooks
+// of httptrace. If Base calls these hooks, they start ResponseHeaderTimeout.
 func (a *attempt) watchUpload(req *http.Request) {
 	c := a.call
 	if _, std := c.t.base().(*http.Transport); std || c.t.headerPassed == nil {
@@ -435,8 +445,9 @@ func (a *attempt) watchUpload(req *http.Request) {
 	a.awaitHeader()
 }
 
-// request returns a copy of the caller's request for Base and Prepare, which may change it. The header and the URL are
-// also copied, except for a transport of net/http, which does not change them: see docs/decisions/http-client.md.
+// request returns a copy of the caller's request for Base and Prepare, which may change the copy. Usually the
+// header and the URL are also copied. They are not copied if Base is an *http.Transport and there is no
+// Prepare, because an *http.Transport does not change them; see docs/decisions/http-client.md.
 func (a *attempt) request() *http.Request {
 	c := a.call
 	var req *http.Request
@@ -445,8 +456,8 @@ func (a *attempt) request() *http.Request {
 	} else {
 		req = c.req.Clone(a)
 	}
-	// An http.Client with a Timeout sets Cancel in addition to a deadline, for the same instant. The error of Base
-	// would then look like a failure of the server.
+	// An http.Client with a Timeout sets both a deadline and Cancel, for the same time. If Cancel took effect
+	// first, Base's error would look like a failure of the server.
 	req.Cancel = nil //lint:ignore SA1019 it is deprecated
 	if _, std := c.t.base().(*http.Transport); !std && c.silent {
 		req.Close = true // the next attempt must not reuse a silent connection; see Transport.Base
@@ -460,7 +471,7 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) error {
 	a.resp, b.inner, b.attempt = resp, resp.Body, a
 	returned := false
 	defer func() {
-		if !returned { // after a panic or a truncated body, the caller does not get the response
+		if !returned { // after a panic, or if reading ahead failed, the caller does not receive the response
 			_ = b.closeInner()
 		}
 	}()
@@ -495,7 +506,8 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) error {
 	return nil
 }
 
-// noResponseError returns the error that the policies see if there is no response, or if reading its body ahead failed.
+// noResponseError returns the error that the policies see if RoundTrip failed with err, or if reading the
+// body ahead failed with err.
 func (a *attempt) noResponseError(err error) error {
 	c := a.call
 	err = a.timedOut(err)
@@ -505,7 +517,7 @@ func (a *attempt) noResponseError(err error) error {
 		err = &waitError{err}
 	}
 	switch {
-	case c.Err() != nil: // err is a result of the ctx, not of the request or the server
+	case c.Err() != nil: // the ctx is the reason for err, and not the request or the server
 	case a.invalidRequest(err):
 		return c.failInvalid(err)
 	}
@@ -515,15 +527,16 @@ func (a *attempt) noResponseError(err error) error {
 	return err
 }
 
-// awaitEnd waits, if the caller's ctx is done, until the policies' ctx is done. Derived ctxs are done a moment later
-// than their parent. Until then, the policies would treat the error of a as a failure of the server.
+// awaitEnd waits until the policies' ctx is done if the caller's ctx is done or ClientConfig.Timeout has
+// expired. A derived ctx may be done slightly later than its parent. In between, the policies would treat the
+// attempt's error as a failure of the server.
 func (a *attempt) awaitEnd() {
 	c := a.call
 	if c.caller.Err() != nil || context.Cause(a) == error(c.t.passed) {
 		<-c.Done()
 		select {
 		case <-a.Context.Done():
-		case <-time.After(time.Second): // a policy may use a ctx that does not end with the caller's
+		case <-time.After(time.Second): // a policy's ctx may outlive the caller's ctx
 		}
 	}
 }
@@ -531,18 +544,19 @@ func (a *attempt) awaitEnd() {
 // mayRepeat reports whether a request that has been sent may be sent again.
 func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
-// mayRepeatAfter reports whether the request may be sent again after the response resp, which Judge treats as failure.
+// mayRepeatAfter reports whether the request may be sent again after resp, for which Judge returned failure.
 func (c *call) mayRepeatAfter(failure error, resp *http.Response) bool {
 	return c.mayRepeat() || c.body.rewinds() && resends(failure) && !fromGateway(resp.StatusCode)
 }
 
-// makeFinal returns err for the policies, and prevents further attempts even if a policy retries.
+// makeFinal marks err as not retryable and returns it. Even if a policy still retries, no further attempt is
+// sent.
 func (c *call) makeFinal(err error) error {
 	c.final = retry.Permanent(err)
 	return c.final
 }
 
-// failInvalid is like makeFinal, for a request that itself is invalid.
+// failInvalid is like makeFinal, but marks err as the error of an invalid request.
 func (c *call) failInvalid(err error) error {
 	c.fault = &requestError{err: err}
 	c.fault.deciding.Store(true)
@@ -559,7 +573,7 @@ func (c *call) judge(resp *http.Response, b *body) error {
 	return nil
 }
 
-// discard closes the latest response, which the caller does not get.
+// discard closes the latest response, because the caller will not receive it.
 func (c *call) discard() {
 	if c.last != nil {
 		_ = c.last.body.closeInner()
@@ -588,11 +602,11 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))
 }
 
-// deliver returns the response for the caller. The policies release their resources when its body ends.
+// deliver returns the response for the caller. When its body ends, the policies release their resources.
 func (a *attempt) deliver() *http.Response {
 	c := a.call
 	if a.failure != nil {
-		a.resp.Header = a.resp.Header.Clone() // the StatusError shares the header
+		a.resp.Header = a.resp.Header.Clone() // the StatusError also refers to the header, and the caller may change it
 	}
 	if a.empty {
 		c.ended()
@@ -601,7 +615,7 @@ func (a *attempt) deliver() *http.Response {
 	}
 	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
 		a.resp.Body = a.body.open()
-		if held { // ReportFailure finds the call
+		if held { // so that ReportFailure finds the call
 			ctx := a.resp.Request.Context()
 			if inner := callOf(ctx); inner != callOf(c.caller) {
 				c.inner = inner
@@ -613,7 +627,7 @@ func (a *attempt) deliver() *http.Response {
 	return a.resp
 }
 
-// ended is called when the response is not read any further.
+// ended is called when the caller has finished reading the response.
 func (c *call) ended() {
 	if c.over != nil {
 		c.over()

@@ -39,10 +39,12 @@ func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request)
 // An idleBody is a request's body that limits the time for which each Read waits for the client.
 type idleBody struct {
 	io.ReadCloser
-	idle      time.Duration
-	until     time.Time // when the server's ReadTimeout expires; zero if there is none
-	control   *http.ResponseController
-	perStream bool // a deadline that expires between two Reads would end the stream, so Read removes its deadline
+	idle    time.Duration
+	until   time.Time // time at which the server's ReadTimeout expires; zero if there is none
+	control *http.ResponseController
+	// perStream reports whether a read deadline that expires between two Reads would end the stream. If so,
+	// Read removes its deadline before it returns.
+	perStream bool
 }
 
 // Read reads from the client. It waits for at most idle, and then returns a TimeoutError.
@@ -60,8 +62,8 @@ func (b *idleBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDeadline sets and returns the deadline of the next Read. A deadline after until would extend the server's
-// ReadTimeout.
+// setDeadline sets and returns the deadline of the next Read. The deadline is never later than until, because
+// that would extend the server's ReadTimeout.
 func (b *idleBody) setDeadline() time.Time {
 	at := time.Now().Add(b.idle)
 	if !b.until.IsZero() && b.until.Before(at) {

@@ -18,8 +18,9 @@ import (
 
 // ClientConfig configures a [ClientTransport]. The zero ClientConfig is ready to use.
 //
-// If a policy is nil, the client uses the default that the field describes. [Disabled] switches a policy off. Any other
-// policy either applies to all hosts together, or is the By of a Group whose key is [HostOf]:
+// The fields Retry, Breaker and Bulkhead have a default for each host, which is used if the field is nil.
+// [Disabled] switches a policy off. A field that is set applies to all hosts together. To have a policy for
+// each host, set it to the By method of a [resilience.Group] with the key [HostOf]:
 //
 //	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{FailureRate: 0.9, Window: 10 * time.Second, OpenFor: time.Second})
@@ -29,60 +30,66 @@ import (
 //		Bulkhead: resiliencehttp.Disabled,
 //	})
 type ClientConfig struct {
-	// Name is the name of each policy of the client. It must be set if the policies are added to a
+	// Name is the name that all default policies get. It must be set if the policies are added to a
 	// registry.Registry.
 	Name string
 
-	// Timeout limits a whole request: its attempts, the waits between them, and the reading of the response. Zero
-	// means 30 seconds until the response starts, and then 10 minutes for reading the response. Without the 10
-	// minutes, a body that is never closed would hold its slot forever. [resilience.Unlimited] means no limit. Each
-	// redirect is a separate request.
+	// Timeout limits a whole request: its attempts, the waits between them, and the reading of the response.
+	// Zero means 30 seconds until the response starts, and then 10 minutes for reading the response. The 10
+	// minutes exist because a body that is never closed would otherwise hold its slot forever.
+	// [resilience.Unlimited] means no limit. Each redirect is a separate request with its own Timeout.
 	Timeout time.Duration
 
 	// AttemptTimeout limits each attempt, including the reading of its response. Zero means that only
 	// ResponseHeaderTimeout and Idle limit an attempt.
 	AttemptTimeout time.Duration
 
-	// ResponseHeaderTimeout and Idle limit the wait for the header of a response, and each wait for more of the
-	// body; see [Transport]. Zero means 10 seconds, or a third of Timeout if that is less and AttemptTimeout is not
-	// set. If Idle is zero, it does not apply to responses of type text/event-stream or multipart/*, whose sender
-	// may pause. [resilience.Unlimited] means no limit. A server that computes a response for long, such as a report
-	// or the answer of a language model, needs a longer ResponseHeaderTimeout.
+	// ResponseHeaderTimeout is the maximum wait for the header of a response, and Idle is the maximum time
+	// that a Read of its body waits for data; see [Transport]. Zero means 10 seconds. If Timeout is set and
+	// AttemptTimeout is not, zero means a third of Timeout, but at most 10 seconds. [resilience.Unlimited]
+	// means no limit.
+	//
+	// The default of Idle does not apply to responses of type text/event-stream or multipart/*, whose sender
+	// may pause. Set a longer ResponseHeaderTimeout if the server needs more time to compute a response, such
+	// as a report or the answer of a language model.
 	ResponseHeaderTimeout, Idle time.Duration
 
-	// Retry resends requests that may be repeated. The default is a retrier for each host, with up to 4 attempts.
-	// Its first delay is 50 to 100ms, and each further delay is twice the previous one. If a response has a
-	// Retry-After, the delay is at least that long. A budget limits retries to a fifth of the host's requests, plus
-	// 10 per second. The retrier does not wait for an open breaker.
+	// Retry retries requests that may be repeated; see [Transport]. The default is a retrier for each host,
+	// with up to 4 attempts per request. Its first delay is 50 to 100ms, and each further delay is about
+	// twice as long. If a response has a Retry-After, the delay is at least that long. A budget for each host
+	// limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open, the retrier
+	// stops instead of waiting.
 	Retry resilience.Middleware
 
-	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after 25
-	// consecutive failures, or if there were 20 or more requests within 7 seconds and half or more of them failed. It
-	// stays open for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds. A process therefore
-	// sends about one request per second to a dead host. The ProbeTimeout is the least of ResponseHeaderTimeout,
-	// AttemptTimeout and 30 seconds.
+	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after
+	// 25 consecutive failures, or if at least half of the requests of the last 7 seconds failed and there
+	// were 20 or more. It stays open for 0.9 to 1 second, or for the Retry-After of the failures, up to 30
+	// seconds. A process therefore sends about one request per second to a host that is down. The breaker's
+	// ProbeTimeout is ResponseHeaderTimeout, AttemptTimeout or 30 seconds, whichever is shortest.
 	//
-	// A missed deadline of the caller is a failure only if the deadline left the request 0.9 seconds, or 90% of
-	// ResponseHeaderTimeout or AttemptTimeout if that is less. If the callers' deadlines are shorter, set
-	// ResponseHeaderTimeout or AttemptTimeout below them. Otherwise a host that hangs does not open the breaker.
+	// If a request fails because the caller's deadline has passed, the default breaker counts a failure only
+	// if the caller had left the host enough time. Enough is 0.9 seconds, or 90% of ResponseHeaderTimeout or
+	// AttemptTimeout if that is shorter. If your callers have shorter deadlines, set ResponseHeaderTimeout or
+	// AttemptTimeout to less than these deadlines. Otherwise a host that hangs does not open the breaker.
 	//
-	// If half of a host's requests may fail although the others are useful, set a group of breakers with a higher
+	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
 	Breaker resilience.Middleware
 
 	// Throttle limits the rate of requests. Nil means no limit.
 	Throttle resilience.Middleware
 
-	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been read. The
-	// default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a slot, each for up to
-	// 3 seconds. If a host can process fewer than 100 requests concurrently, requests queue in the host. Then use a
-	// group of bulkheads of package bulkhead/adaptive, which determine the limit of each host.
+	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been
+	// read. The default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a
+	// slot, each for up to 3 seconds. If a host can process only fewer requests concurrently, the others
+	// queue in the host. For such hosts, use a group of bulkheads of package bulkhead/adaptive, which find
+	// the right limit for each host themselves.
 	Bulkhead resilience.Middleware
 
-	// Base, Judge, RetryAfter, Prepare, Hedge, HedgeIf, Replayable and MaxBuffer are the fields of [Transport] with
-	// these names. If Base is nil and [http.DefaultTransport] is an [http.Transport], Base is a copy of
-	// http.DefaultTransport. The copy sends an HTTP/2 ping if it receives nothing on a connection for 15 seconds, and
-	// closes the connection if there is no reply within 5 seconds.
+	// The fields below have the same meaning as in [Transport], but a nil Base has a different default. If
+	// [http.DefaultTransport] is an [http.Transport], nil means a copy of it. If the copy receives nothing on
+	// an HTTP/2 connection for 15 seconds, it sends a ping. If there is no reply within 5 seconds, it closes
+	// the connection.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration
@@ -112,17 +119,18 @@ const (
 	defaultReading  = 10 * time.Minute
 	defaultSilence  = 10 * time.Second       // for ResponseHeaderTimeout and Idle
 	defaultPatience = 900 * time.Millisecond // same as the default of package breaker
-	defaultFailures = 25                     // a restart of 200ms fails about 20 at 50 requests per second
+	defaultFailures = 25                     // a restart of 200ms causes about 20 failures at 50 requests per second
 	defaultWindow   = 7 * time.Second        // see docs/decisions/http-client.md
 	defaultLimit    = 100
-	defaultMaxWait  = 3 * time.Second // outlasts most of a server's slow 10s for patient callers
-	defaultAttempts = 4               // enough, with their delays, to outlast a restart of 200ms
+	defaultMaxWait  = 3 * time.Second // patient callers outlast most of a 10s period in which a server is slow
+	defaultAttempts = 4               // with their delays, 4 attempts outlast a server's restart of 200ms
 
-	defaultOpenFor    = 900 * time.Millisecond // the breaker adds up to a tenth
+	defaultOpenFor    = 900 * time.Millisecond // the breaker adds a random time of up to 10%
 	defaultRetryAfter = 30 * time.Second
 )
 
-// withDefaults returns c with the default time limits in place of zeros. Timeout has its default in NewTransport.
+// withDefaults returns c with default values for ResponseHeaderTimeout and Idle. NewTransport sets the
+// default of Timeout.
 func (c ClientConfig) withDefaults() ClientConfig {
 	silence := defaultSilence
 	if c.AttemptTimeout == 0 && c.Timeout > 0 {
@@ -133,11 +141,13 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	return c
 }
 
-// A ClientTransport is an [http.RoundTripper] that limits the time of each request, retries requests, and isolates each
-// host from the failures of other hosts. It can be the base of SDKs, oauth2 and otelhttp. It is safe for concurrent
-// use; build one for each dependency and share it.
+// A ClientTransport is an [http.RoundTripper] that limits the time of each request, retries requests, and
+// isolates each host from the failures of other hosts. Create it with [NewTransport]. SDKs, oauth2 and
+// otelhttp can use it as their base transport. It is safe for concurrent use; create one for each dependency
+// and share it.
 //
-// Its groups hold the default policies of each host. Their keys have the form of [HostOf]:
+// The exported fields are groups that hold the default policies of each host. Their keys have the form that
+// [HostOf] returns:
 //
 //	b, ok := transport.Breakers.Get("api.example.com:443")
 //
@@ -145,7 +155,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 type ClientTransport struct {
 	// Retries holds the retrier of each host.
 	Retries *resilience.Group[string, *retry.Retrier]
-	// Budgets holds the budgets of Retries.
+	// Budgets provides access to the retry budget of each host.
 	Budgets *Budgets
 	// Breakers holds the breaker of each host.
 	Breakers *resilience.Group[string, *breaker.Breaker]
@@ -203,7 +213,7 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 	if t.Base == nil {
 		t.Base = withPings(http.DefaultTransport)
 	}
-	t.base() // reads http.DefaultTransport now; a later change of the variable does not affect t
+	t.base() // reads the variable http.DefaultTransport now, so a later change of it does not affect t
 	c.transport = t
 	return c
 }
@@ -213,8 +223,9 @@ const (
 	pingTimeout = 5 * time.Second
 )
 
-// withPings returns a copy of base that pings idle HTTP/2 connections. Without pings, requests would hang on a
-// connection that the network has lost. withPings returns nil if base is not a transport of net/http.
+// withPings returns a copy of base that pings idle HTTP/2 connections. Without pings, requests would hang on
+// a connection that the network has silently dropped. withPings returns nil if base is not a transport of
+// net/http.
 func withPings(base http.RoundTripper) http.RoundTripper {
 	t, ok := base.(*http.Transport)
 	if !ok {
@@ -260,13 +271,14 @@ func (c *ClientTransport) Policies() []policy.Describer {
 	return all
 }
 
-// Budgets provides access to the retry budgets of a [ClientTransport]. Each budget belongs to the retrier of one host.
+// Budgets provides access to the retry budgets of a [ClientTransport]. The retrier of each host has its own
+// budget.
 type Budgets struct {
 	retries *resilience.Group[string, *retry.Retrier]
 }
 
-// Get returns the budget of a host, and reports whether the budget exists. It does not create a budget. host has the
-// form of [HostOf].
+// Get returns the budget of a host, and reports whether the budget exists. It does not create a budget. host
+// must have the form that [HostOf] returns.
 func (b *Budgets) Get(host string) (*retry.Budget, bool) {
 	r, ok := b.retries.Get(host)
 	if !ok {
@@ -316,13 +328,15 @@ func (c ClientConfig) newBulkhead(string) *bulkhead.Bulkhead {
 	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: defaultMaxWait})
 }
 
-// patience returns the Patience of a default breaker. If attempts are limited to 500ms, for example, callers may have
-// deadlines of 500ms. With a Patience of 900ms, a host that hangs would then not open its breaker.
+// patience returns the Patience of a default breaker. It is shorter than 900ms if attempts are limited to a
+// shorter time. If attempts are limited to 500ms, for example, callers may have deadlines of 500ms too, and
+// with a Patience of 900ms, a host that hangs would never open its breaker.
 func (c ClientConfig) patience() time.Duration {
 	return max(1, min(defaultPatience, c.answersWithin()/10*9))
 }
 
-// answersWithin returns the maximum time until a server answers an attempt, at most 30 seconds.
+// answersWithin returns the maximum time that an attempt waits for the server's answer, but at most 30
+// seconds.
 func (c ClientConfig) answersWithin() time.Duration {
 	least := 30 * time.Second
 	for _, limit := range []time.Duration{c.AttemptTimeout, c.ResponseHeaderTimeout} {

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// A copiedBody copies a request's body while it is sent, to make it rewindable. It never reads ahead, because a pipe,
-// or a body that depends on the response, would deadlock. Several attempts may read it concurrently, each from its
-// first byte.
+// A copiedBody copies a request's body while the body is sent, so that a later attempt can send it again. It
+// never reads ahead of the sender, because a pipe, or a body that depends on the response, would then
+// deadlock. Several attempts may read it concurrently, each from its first byte.
 type copiedBody struct {
 	source io.ReadCloser
 	limit  int64
@@ -17,7 +17,7 @@ type copiedBody struct {
 	kept    []byte // the bytes that were read from the source; nil if long or closed
 	length  int64  // the number of bytes that were read from the source
 	err     error  // the last error of the source
-	long    bool   // the bytes are not stored: there are more than limit, or no other reader needs them
+	long    bool   // the bytes are no longer stored: there are more than limit, or only one reader is left
 	readers int    // the number of open readers
 	last    bool   // no further reader will be opened
 	closed  bool   // the source is closed
@@ -45,8 +45,8 @@ func (c *copiedBody) open() (io.ReadCloser, error) {
 	return &copyReader{body: c}, nil
 }
 
-// finish records that no further reader will be opened. Copying stops when only one reader is open, and the source is
-// closed when none is open.
+// finish records that no further reader will be opened. From then on, copying stops when only one reader is
+// open, and the source is closed when no reader is open.
 func (c *copiedBody) finish() {
 	c.change(func() { c.last = true })
 }
@@ -65,14 +65,14 @@ func (c *copiedBody) change(f func()) {
 	}
 }
 
-// readAt reads into p from the offset at, out of the copy or the source.
+// readAt reads into p the bytes of the body from the offset at, either from the copy or from the source.
 func (c *copiedBody) readAt(p []byte, at int64) (int, error) {
 	if n, err, ok := c.copyAt(p, at); ok {
 		return n, err
 	}
 	c.reading <- struct{}{}
 	defer func() { <-c.reading }()
-	if n, err, ok := c.copyAt(p, at); ok { // another reader may have read the source while this one waited
+	if n, err, ok := c.copyAt(p, at); ok { // another reader may have read the source in the meantime
 		return n, err
 	}
 	n, err := c.source.Read(p)
@@ -90,7 +90,8 @@ func (c *copiedBody) readAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// copyAt reads into p from the offset at, out of the copy. ok is false if the source must be read.
+// copyAt reads into p the bytes from the offset at if the copy has them. ok is false if the source must be
+// read.
 func (c *copiedBody) copyAt(p []byte, at int64) (n int, _ error, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

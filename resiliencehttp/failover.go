@@ -14,9 +14,9 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// Failover returns an http.RoundTripper that sends a request through the first of next. If the request fails, Failover
-// sends it through the others, one after another. Usually next holds a [Transport] for each of several servers, whose
-// Base or Prepare sets the server's address:
+// Failover returns an http.RoundTripper that sends each request through the first RoundTripper in next. If
+// the request fails there, Failover sends it through the other RoundTrippers, one after another. Usually next
+// holds a [Transport] for each of several servers. Its Base or Prepare sets the server's address:
 //
 //	first := &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
 //		r.URL.Scheme, r.URL.Host, r.Host = "https", "eu.example.com", "" // if Host is "", URL.Host is sent
@@ -24,22 +24,27 @@ import (
 //	}}
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
-// A request that may be repeated (see [Transport]) is sent to the next server after an error, or after a response that
-// [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that all servers know the same
-// Idempotency-Keys. If a server does not know the effects of requests to the others, Replayable must return false, or
-// a payment may be made twice.
+// A request that may be repeated (see [Transport]) is sent to the next server after an error, or after a
+// response that [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that all
+// servers recognize an Idempotency-Key that another of them has received. If they do not, set a Replayable
+// that returns false. Otherwise a request, such as a payment, may take effect twice.
 //
-// Any other request is sent to the next server only if it has certainly had no effect: a policy refused the request, it
-// was never sent, the response was 429, 503 or 529, or the Judge returned [Resend]. A POST is not sent to another
-// server after a 502, or after its connection broke. No request is sent after the caller's ctx is done. A RoundTripper
-// around a Transport hides the Transport's Judge and Replayable. Envoy also responds with 503 if its connection to the
-// server breaks after it has sent the request. Behind Envoy, do not send a POST through Failover if the POST must not
-// have its effect twice.
+// Any other request, such as a POST, is sent to the next server only if it has certainly had no effect. This
+// is the case if a policy refused the request, if it was never sent, if the response was 429, 503 or 529, or
+// if the Judge returned [Resend]. For example, a POST is not sent to another server after a 502, or after its
+// connection broke. No request is sent after the caller's ctx is done. Failover uses a Transport's Judge and
+// Replayable only if next contains the Transport itself, not another RoundTripper that wraps it.
 //
-// Failover resends the body with GetBody. If there is no GetBody, up to 1 MiB of the body is copied while it is sent,
-// and a request with a longer body is not sent to another server. If the last response is a failed one, the caller
-// gets it. An error lists the error of each server, in order. The longest RetryAfter of these errors applies. Failover
-// panics if next is empty or contains nil.
+// Envoy also responds with 503 if its connection to the server breaks after it has sent the request, which
+// may then have had an effect. If your servers are behind Envoy, do not send a POST through Failover if it
+// must not take effect twice.
+//
+// To resend a body, Failover calls the request's GetBody. If there is no GetBody, Failover copies up to 1 MiB
+// of the body while it sends it. A request with a longer body is not sent to another server.
+//
+// If the last server returns a failed response, the caller receives that response. If it returns an error,
+// the caller receives the errors of all servers, joined in order. RetryAfter of this error is the longest
+// RetryAfter of any of them. Failover panics if next is empty or contains nil.
 func Failover(next ...http.RoundTripper) http.RoundTripper {
 	if len(next) == 0 || slices.Contains(next, nil) {
 		panic(errors.New("resiliencehttp: Failover needs at least one RoundTripper, and none may be nil"))
@@ -61,12 +66,13 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		out := req.Clone(trace.watch(req.Context()))
 		if err := body.prepare(out); err != nil {
 			if req.Context().Err() != context.Canceled {
-				err = &requestError{err: err} // an answer; after a cancellation, it would close an outer breaker
+				// A requestError is an answer. After a cancellation, an answer would close an outer breaker.
+				err = &requestError{err: err}
 			}
 			return nil, withTimeout(errors.Join(append(errs, err)...))
 		}
 		resp, judged, err := sendThrough(next, out)
-		if err != nil && body.any((*sentBody).failed) { // it would fail for the next server also
+		if err != nil && body.any((*sentBody).failed) { // reading it for the next server would also fail
 			return nil, withTimeout(errors.Join(append(errs, &requestError{err: err})...))
 		}
 		failure := cmp.Or(err, judged, errNothing)
@@ -95,9 +101,9 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, withTimeout(errors.Join(errs...))
 }
 
-// drainAndClose closes a response that the caller does not get. First it reads the remaining body, up to 64 KiB and for
-// at most 1 second, because net/http reuses a connection only after that. Otherwise an overloaded server would have to
-// accept a new connection for each request that it rejects.
+// drainAndClose closes a response that the caller will not receive. It first reads up to 64 KiB of the
+// remaining body, for at most 1 second, because net/http reuses a connection only if the body was read to its
+// end. Otherwise an overloaded server would have to accept a new connection for each request that it rejects.
 func drainAndClose(resp *http.Response) {
 	if resp.ContentLength <= aheadLimit {
 		defer time.AfterFunc(drainTime, func() { _ = resp.Body.Close() }).Stop()
@@ -106,7 +112,8 @@ func drainAndClose(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
-// sendThrough sends req through next. judged is the error that a Transport's policies saw instead of the response.
+// sendThrough sends req through next. If next is a Transport and resp is a failed response, judged is the
+// error that its policies saw instead.
 func sendThrough(next http.RoundTripper, req *http.Request) (resp *http.Response, judged, err error) {
 	if t := transportOf(next); t != nil {
 		return t.roundTrip(req)
@@ -115,7 +122,8 @@ func sendThrough(next http.RoundTripper, req *http.Request) (resp *http.Response
 	return resp, nil, err
 }
 
-// transportOf returns the Transport that next is or contains, or nil.
+// transportOf returns next if it is a Transport, the Transport inside a ClientTransport, or nil for any other
+// next.
 func transportOf(next http.RoundTripper) *Transport {
 	switch next := next.(type) {
 	case *Transport:
@@ -126,7 +134,8 @@ func transportOf(next http.RoundTripper) *Transport {
 	return nil
 }
 
-// replayableBy reports whether req may be repeated, according to the Replayable of next if next has one.
+// replayableBy reports whether req may be repeated. If next is a Transport with a Replayable, that function
+// decides.
 func replayableBy(next http.RoundTripper, req *http.Request) bool {
 	if t := transportOf(next); t != nil {
 		return t.replayable(req)
@@ -148,17 +157,17 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 	return t.Hedge != nil && t.replayable(req) &&
 		(t.HedgeIf == nil && !keyed(req) || t.HedgeIf != nil && t.HedgeIf(req)) &&
 		(req.Body == nil || req.Body == http.NoBody || req.GetBody != nil) &&
-		len(req.Trailer) == 0 && // the caller sets it while one body is read
+		len(req.Trailer) == 0 && // the caller sets the Trailer while one body is read
 		req.Header.Get("Upgrade") == ""
 }
 
-// hedged sends req, and sends it a second time if there is no response after the Hedger's delay. Its results are those
-// of send.
+// hedged sends req, and sends a second copy if there is no response within the Hedger's delay. It returns the
+// same results as send.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
 	defer func() { h.closeExcept(resp) }() // also if user code panics
 
-	info := &call{Context: req.Context(), req: req, host: hostOf(req)} // for HostOf in the Hedger's hooks
+	info := &call{Context: req.Context(), req: req, host: hostOf(req)} // so that HostOf works in the Hedger's observers
 	resp, err = t.Hedge.Do(info, h.send)
 	switch {
 	case err == nil:
@@ -167,10 +176,10 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 		errors.Is(err, req.Context().Err()): // false if ctx is not done, because err is not nil
 		return nil, nil, withTimeout(err)
 	}
-	return h.responses[len(h.responses)-1], err, nil // the last failed response, as send returns it
+	return h.responses[len(h.responses)-1], err, nil // return the last failed response, as send does
 }
 
-// A hedging is a request of which several copies may be in flight.
+// A hedging is the state of a hedged request, of which two copies may be in flight at the same time.
 type hedging struct {
 	t     *Transport
 	req   *http.Request // the caller's
@@ -186,13 +195,14 @@ type failedResponse struct{ error }
 
 func (f failedResponse) Unwrap() error { return f.error }
 
-// send sends the request once. It stops waiting for the response when ctx is done. The Hedger cancels ctx when it
-// returns, but the response is read after that. So the response has its own ctx, which ends with the body.
+// send sends one copy of the request. It stops waiting for the response when ctx is done. The Hedger cancels
+// ctx when it returns, but the caller reads the response after that. Therefore the response has its own ctx,
+// which is canceled when the body ends.
 func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	h.abandonSilent()
 	sending, cancel := context.WithCancelCause(h.req.Context())
 	detach := context.AfterFunc(ctx, func() {
-		if h.req.Context().Err() == nil { // otherwise sending is done, with DeadlineExceeded after a deadline
+		if h.req.Context().Err() == nil { // otherwise sending is already done, with the correct error
 			cancel(context.Cause(ctx))
 		}
 	})
@@ -227,8 +237,9 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	return resp, nil
 }
 
-// abandonSilent abandons the HTTP/2 connection on which an earlier copy of the request waits, if no response has
-// arrived on that connection since. Otherwise both copies would wait on a connection that may be lost.
+// abandonSilent abandons the HTTP/2 connection on which the first copy of the request waits for its response,
+// if no response has arrived on that connection since the copy was sent. Otherwise both copies could wait on
+// the same dead connection.
 func (h *hedging) abandonSilent() {
 	h.mu.Lock()
 	routes := slices.Clone(h.routes)
@@ -241,15 +252,16 @@ func (h *hedging) abandonSilent() {
 	}
 }
 
-// add records the route of an attempt.
+// add records the route of an attempt to send a copy.
 func (h *hedging) add(r *route) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.routes = append(h.routes, r)
 }
 
-// closeExcept closes the responses that the caller does not get, after all sends have returned. It also closes the body
-// of the caller's request, because each send sent a copy from GetBody.
+// closeExcept closes all responses except chosen, which the caller receives. It is called after all sends
+// have returned. It also closes the body of the caller's request, which was never sent, because each send
+// used a new body from GetBody.
 func (h *hedging) closeExcept(chosen *http.Response) {
 	closeBody(h.req)
 	for _, resp := range h.responses {

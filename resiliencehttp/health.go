@@ -11,7 +11,8 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// healthTimeout limits how long a request to [Health] waits for policies that query a server.
+// healthTimeout is the maximum time that a request to [Health] waits for policies whose health check queries
+// a server.
 const healthTimeout = time.Second
 
 // Health returns a handler that reports the health of policies, such as those of a *registry.Registry:
@@ -25,11 +26,12 @@ const healthTimeout = time.Second
 //		{"name": "breaker/users", "status": "fail", "state": "open"}
 //	]}
 //
-// Details and errors are not part of the response, because they may contain secrets. The status of the program is
-// "pass" if every policy passes, and "warn" otherwise, with the HTTP status 200 in both cases: restarting a process
-// does not repair its dependencies. The ctx of the policies ends after 1 second.
+// The response does not contain details and errors, because they may contain secrets. The overall status is
+// "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is 200 in both cases, so
+// an orchestrator does not restart the process because of a dependency that is down. The ctx that the health
+// checks of the policies receive is canceled after 1 second.
 //
-// Source: Health Endpoint Monitoring in the Cloud Design Patterns catalog
+// Reference: Health Endpoint Monitoring in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
 func Health(policies interface {
 	Health(ctx context.Context) iter.Seq2[string, policy.Health]
@@ -69,7 +71,8 @@ type healthCheck struct {
 	State  string `json:"state"`
 }
 
-// checkOf returns the check of a policy. A policy that names no state has a general one.
+// checkOf returns the check of a policy. If the policy's health has no State, the State is derived from the
+// Status.
 func checkOf(name string, h policy.Health) healthCheck {
 	general := [...]string{"ok", "degraded", "failing"}
 	status := min(max(h.Status, policy.Pass), policy.Fail)

@@ -23,7 +23,7 @@ type StatusError struct {
 	Host       string      // the host of the request's URL; "" if the response has no Request
 
 	final bool          // the request must not be sent again
-	after time.Duration // the result of the Transport's RetryAfter; 0 if there is none
+	after time.Duration // the result of Transport.RetryAfter; 0 if there is none
 }
 
 // Error returns the status with the method and the host of the request. It omits the path and the query, which may
@@ -39,9 +39,10 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// RetryAfter returns the time until the server accepts another request, as it has requested. This is the result of the
-// [Transport]'s RetryAfter. If there is none, it is the value of the field Retry-After, or 0 if the field is missing or
-// invalid. The time until a date is measured from the response's Date, or from now if the response has no Date.
+// RetryAfter returns the time that the server asks clients to wait before another request. It returns the
+// result of the function RetryAfter of the [Transport] if there is one. Otherwise it returns the value of the
+// header field Retry-After, or 0 if the field is missing or invalid. If the value is a date, the time is
+// measured from the response's Date, or from now if the response has no Date.
 func (e *StatusError) RetryAfter() time.Duration {
 	value := e.Header.Get("Retry-After")
 	if e.after > 0 || value == "" {
@@ -57,7 +58,7 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be sent again.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// Answered reports whether the status is the answer of a server that works. It returns true for each status below 500.
+// Answered reports whether the status shows that the server works. It returns true for each status below 500.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
 // Throttled reports whether the server rejected the request to shed load. It returns true for 429, 503 and 529.
@@ -68,22 +69,26 @@ func overloaded(code int) bool {
 	return code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable || code == siteOverloaded
 }
 
-// ErrorType returns the status code in decimal, for the attribute error.type of OpenTelemetry.
+// ErrorType returns the status code as a decimal number, such as "503", for OpenTelemetry's attribute
+// error.type.
 func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 
-// DefaultJudge returns the error that policies see instead of a response. It classifies the response by its status, and
-// reads nothing ahead. The Ahead may be nil.
+// DefaultJudge returns the error that policies see instead of a response, or nil if the response is a
+// success. It classifies the response only by its status. The Ahead may be nil, because DefaultJudge does not
+// use it.
 //
 //   - For 500, 502, 503, 504, 507 and 520 to 530, it returns a [*StatusError]: the server failed, or a proxy could not
 //     reach the server.
 //   - For 429, it returns a *StatusError that is [resilience.Answered]: the server works, and the client sends too many
 //     requests.
-//   - For 408 and 425, it returns the same if the request may be sent again: the server did not receive the request in
-//     time, or not over a connection that excludes a replay.
-//   - For any other status, it returns nil. Only the caller can classify 404 or 409, and a retry does not change 501.
+//   - For 408 and 425, it also returns a *StatusError that is Answered, but only if the request may be sent
+//     again. 408 means that the server did not receive the request in time. 425 means that the server did not
+//     process the request because it could be a replay.
+//   - For any other status, it returns nil. Only the caller knows whether 404 or 409 is a failure, and a
+//     retry does not help against 501.
 //
-// The StatusError is Retryable if the request may be sent again. The request's [Transport] decides that. If there is
-// none, the method and the idempotency key of resp.Request decide.
+// The StatusError is Retryable if the request may be repeated. The [Transport] of the request decides this.
+// If the request does not belong to a Transport, its method and its idempotency key decide.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false
@@ -130,16 +135,17 @@ func failed(code int) bool {
 	return fromGateway(code) || 520 <= code && code <= 530
 }
 
-// fromGateway reports whether a status comes from a gateway. The gateway does not know whether the server behind it has
-// processed the request.
+// fromGateway reports whether a status comes from a gateway that does not know whether the server behind it
+// has processed the request.
 func fromGateway(code int) bool {
 	return code == http.StatusBadGateway || code == http.StatusGatewayTimeout
 }
 
-// Resend marks the error of a Judge. The mark means that the request had no effect, so it may be sent again even if its
-// method forbids that. An example is a POST that the server rejected with 429. The request is sent again only if its
-// body is rewindable. Resend has no effect on a response of status 502 or 504, because a gateway does not know whether
-// the server behind it has processed the request. Resend(nil) is nil.
+// Resend marks an error that a Judge returns. The mark means that the request had no effect, so it may be
+// sent again even if its method is not safe to repeat. An example is a POST that the server rejected with
+// 429. The request is sent again only if its body is rewindable; see [Transport]. Resend has no effect on a
+// response with status 502 or 504, because a gateway does not know whether the server behind it has processed
+// the request. Resend(nil) is nil.
 func Resend(err error) error {
 	if err == nil {
 		return nil
@@ -155,9 +161,10 @@ func (e *resendError) Retryable() bool { return true }
 
 func resends(err error) bool { return is[*resendError](err) }
 
-// retryAfter returns the time from now to the instant in the value of a Retry-After field (RFC 9110, section 10.2.3).
-// The value is a number of seconds, or a date in one of its three forms. retryAfter returns 0 for any other value and
-// for a date in the past. A value that overflows a time.Duration returns its maximum, in whole seconds.
+// retryAfter parses the value of a Retry-After field (RFC 9110, section 10.2.3) and returns the time to wait,
+// measured from now. The value is a number of seconds, or a date in one of the three formats of HTTP.
+// retryAfter returns 0 for any other value and for a date in the past. For a number that overflows a
+// time.Duration, it returns the longest Duration in whole seconds.
 func retryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	n, err := strconv.ParseUint(value, 10, 63)
@@ -171,10 +178,10 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, date.Sub(now))
 }
 
-// A requestError is the error of a request that itself is invalid. The error does not depend on the server or the
-// network, and another attempt would fail in the same way. The policies of a [Transport] see a refusal, which they do
-// not count: an answer would close the breaker of a dead host. The caller sees an answer: a saga would repeat a refused
-// call forever.
+// A requestError is the error of a request that itself is invalid. The error does not depend on the server or
+// the network, and another attempt would fail in the same way. Until the policies of a [Transport] have
+// returned, the error is a refusal, which they ignore. If it were an answer, it would close the breaker of a
+// host that is down. After that, the error is an answer, because a saga would repeat a refused call forever.
 type requestError struct {
 	err      error
 	deciding atomic.Bool // the policies have not returned yet
@@ -186,8 +193,8 @@ func (e *requestError) Refused() bool   { return e.deciding.Load() || behavior.I
 func (e *requestError) Answered() bool  { return true }
 func (e *requestError) Retryable() bool { return false }
 
-// A waitError is the error of an attempt that was not made because this process had no connection, file descriptor or
-// local port left. It is a refusal, because it does not describe the server.
+// A waitError is the error of an attempt that was never sent, because this process had no free connection,
+// file descriptor or local port. It is a refusal, because it is not caused by the server.
 type waitError struct{ err error }
 
 func (e *waitError) Error() string   { return e.err.Error() }
@@ -195,15 +202,17 @@ func (e *waitError) Unwrap() error   { return e.err }
 func (e *waitError) Refused() bool   { return true }
 func (e *waitError) Retryable() bool { return true }
 
-// A timeoutError wraps an error that has a timeout somewhere in its chain, such as a retrier's. It has its own method
-// Timeout, because the Timeout of [net/url.Error] only reads the error that it wraps directly.
+// A timeoutError wraps an error, such as a retrier's, that wraps a timeout at any depth. It has its own
+// method Timeout, because the Timeout method of [net/url.Error] only calls that of the error that it wraps
+// directly.
 type timeoutError struct{ err error }
 
 func (e *timeoutError) Error() string { return e.err.Error() }
 func (e *timeoutError) Unwrap() error { return e.err }
 func (e *timeoutError) Timeout() bool { return true }
 
-// withTimeout returns err, wrapped in a timeoutError if err has a timeout in its chain but no method Timeout itself.
+// withTimeout wraps err in a timeoutError if err wraps a timeout but has no method Timeout itself. Otherwise
+// it returns err unchanged.
 func withTimeout(err error) error {
 	if _, ok := err.(interface{ Timeout() bool }); !ok && behavior.IsTimeout(err) {
 		return &timeoutError{err}

@@ -20,30 +20,31 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An Admitter holds a limit for each key. A *[throttle.Group] with string keys is an Admitter.
+// An Admitter limits the rate of requests for each key. A *[throttle.Group] with string keys is an Admitter.
 type Admitter interface {
-	// Admit takes the cost of a request from the limit of key. It returns the limit's state and, if the request is
-	// refused, an error.
+	// Admit subtracts the cost of a request from what the limit of key still allows. It returns the state of
+	// the limit and, if the request is refused, an error.
 	Admit(ctx context.Context, key string) (throttle.Decision, error)
 }
 
 // Throttle returns middleware that admits requests at the rate of l.
 //
-// The response to each request, admitted or not, has the fields RateLimit-Policy and RateLimit
-// (draft-ietf-httpapi-ratelimit-headers-11). In RateLimit, r is the number of requests left, and t is the number of
-// seconds until the number increases. If the limit has quotas in addition to its rate, the fields describe the rate or
-// the quota with the fewest requests left. The name of a quota ends with its window: "default per day". A limit that is
-// Unlimited adds no fields.
+// The response to each request, admitted or refused, has the header fields RateLimit-Policy and RateLimit
+// (draft-ietf-httpapi-ratelimit-headers-11). In RateLimit, the parameter r is the number of requests that the
+// limit still allows, and t is the number of seconds until that number increases. If the limit has quotas in
+// addition to its rate, the fields describe the rate or the quota that allows the fewest requests. The name
+// of a quota contains its window, as in "default per day". A limit that is Unlimited adds no fields.
 //
-// If the limit refuses a request, the client receives 429 with a problem document of type quota-exceeded, or 413 if the
-// request costs more than the limit can ever allow. If the client is not the reason, as with [throttle.Outage], it
-// receives 503.
+// If the limit refuses a request, the client receives 429 with a problem document of type quota-exceeded, or
+// 413 if the request costs more than the limit can ever allow. If the refusal is not caused by the client, as
+// with [throttle.Outage], the client receives 503.
 //
-// A request waits at most for the limit's MaxWait. If its client disconnects while it waits, the request is refused
-// with 503. Over HTTP/1.1, net/http notices this only after the request's body has been read.
+// A request waits for the limit for at most the limit's MaxWait. If the client disconnects during the wait,
+// the request is refused with 503. Over HTTP/1.1, net/http notices a disconnection only after the request's
+// body has been read.
 //
-// If an inner policy refuses the request, in middleware of Server or through [Server.Refuse], the request's tokens are
-// refunded. Throttle panics if l is nil.
+// The tokens that the limit took for a request are refunded if other middleware of Server inside this one, or
+// a handler with [Server.Refuse], refuses the request. Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
@@ -54,8 +55,9 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 // ThrottleBy is like [Server.Throttle], with a separate limit for each key. The function key returns a request's key. A
 // nil key means [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
 //
-// Use a key that the client cannot choose, such as its authenticated account. A client that can choose its key has no
-// limit. If a key is longer than 200 bytes, its SHA-256 is used.
+// Use a key that the client cannot choose, such as its authenticated account. A client that can choose its
+// own key can choose a new key for each request, and is then not limited. If a key is longer than 200 bytes,
+// its SHA-256 is used instead.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
@@ -73,7 +75,7 @@ func (s Server) throttle(
 ) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			admission, ctx := refund.Start(r.Context()) // if inner middleware refuses, it refunds the tokens
+			admission, ctx := refund.Start(r.Context()) // if inner middleware refuses the request, the tokens are refunded
 			d, err := admit(admission, r)
 			s.setFields(w.Header(), d)
 			if err != nil {
@@ -85,9 +87,10 @@ func (s Server) throttle(
 	}
 }
 
-// serveCopy calls next with inner, a copy of r, and then copies inner's fields back to r. Otherwise net/http would not
-// remove the files of the MultipartForm, and outer middleware would not find the matched pattern. Body is not copied:
-// net/http treats a Body of any other type as fully read.
+// serveCopy calls next with inner, a copy of r, and then copies inner's fields back to r. The handler sets
+// fields of its request that others read from r: net/http removes the files of the MultipartForm, and outer
+// middleware reads the matched pattern. The field Body is not copied back, because net/http treats a Body of
+// an unknown type as fully read.
 func serveCopy(next http.Handler, w http.ResponseWriter, r, inner *http.Request) {
 	defer func() {
 		body := r.Body
@@ -97,8 +100,8 @@ func serveCopy(next http.Handler, w http.ResponseWriter, r, inner *http.Request)
 	next.ServeHTTP(w, inner)
 }
 
-// shortKey returns key or, if key is longer than 200 bytes, its SHA-256. Otherwise a client could fill the memory with
-// long keys.
+// shortKey returns key or, if key is longer than 200 bytes, its SHA-256. Groups store their keys, so a client
+// could otherwise fill the memory with long keys.
 func shortKey(key string) string {
 	if len(key) <= 200 {
 		return key
@@ -106,7 +109,8 @@ func shortKey(key string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
-// quotaName returns the name of q. The zero q is the rate of the limit, whose name has no window.
+// quotaName returns the name of q for clients. The zero Quota stands for the limit's rate, whose name has no
+// window.
 func (s Server) quotaName(q throttle.Quota) string {
 	name := cmp.Or(s.LimitName, "default")
 	if q != (throttle.Quota{}) {
@@ -115,8 +119,9 @@ func (s Server) quotaName(q throttle.Quota) string {
 	return name
 }
 
-// setFields adds the fields that report a quota to the client. It adds to existing fields, because a request may pass
-// several limits: their quotas form one list (RFC 9651, section 3.1).
+// setFields adds the header fields that describe the state of a limit to the client. It does not replace
+// existing fields, because a request may pass several limits. Their entries together form one list (RFC 9651,
+// section 3.1).
 func (s Server) setFields(h http.Header, d throttle.Decision) {
 	if d.Limit == throttle.Unlimited {
 		return
@@ -133,8 +138,8 @@ func (s Server) setFields(h http.Header, d throttle.Decision) {
 	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(seconds(untilRefill(d))))
 }
 
-// untilRefill returns the time until more than d.Remaining requests are left, if no request takes tokens. It is never
-// longer than the RetryAfter of a request that is refused during that time.
+// untilRefill returns the time until the limit allows one more request than d.Remaining, if no other request
+// takes tokens. A request that is refused during that time never has a shorter RetryAfter.
 func untilRefill(d throttle.Decision) time.Duration {
 	taken := d.Limit - d.Remaining
 	if taken <= 0 || d.Quota != (throttle.Quota{}) { // the tokens of a quota return only at the end of its window
@@ -144,8 +149,8 @@ func untilRefill(d throttle.Decision) time.Duration {
 	return d.ResetAfter - time.Duration(float64(taken-1)*token)
 }
 
-// seconds returns d in whole seconds, rounded up. First it rounds d to microseconds. Otherwise a limit's rounding error
-// of about a nanosecond would add a second.
+// seconds returns d in whole seconds, rounded up. It first rounds d to microseconds, because a limit's
+// rounding error of about 1ns would otherwise add a whole second.
 func seconds(d time.Duration) int64 {
 	return int64(math.Ceil(max(0, d.Round(time.Microsecond).Seconds())))
 }
@@ -169,23 +174,27 @@ func sfString(s string) string {
 
 var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
-// Refuse writes the response to a request that a policy refused with err. Call it in a handler that uses policies
-// itself, such as a limit of package fleet, and has not written anything yet. Refuse writes:
+// Refuse writes the response to a request that a policy refused with err. Call it in a handler that uses
+// policies itself, such as a limit of package throttle/fleet, before the handler has written a response. The
+// status is:
 //
 //   - 413 if err is a [throttle.LimitedError] whose Reason is TooCostly.
 //   - 429 if the client is over a limit: err matches [throttle.ErrLimited], and the Reason of its LimitedError is not
 //     TooCostly, Outage, Shed or CoolingDown.
-//   - 503 if there is no capacity: another policy refused (Refused() bool is true), or err matches
-//     [context.DeadlineExceeded].
-//   - 503 if an upstream server is overloaded: err is a [*StatusError] of 429, 503 or 529. Its Retry-After is passed
-//     on.
-//   - 503 for any other err if the client seems to have disconnected. A client that has only closed its sending side
-//     seems so to net/http. Without Refuse, it would receive an empty 200.
+//   - 503 if there is no capacity: another policy refused the request ([resilience.Refused] is true), or err
+//     matches [context.DeadlineExceeded].
+//   - 503 if an upstream server is overloaded: err is a [*StatusError] with the status 429, 503 or 529. The
+//     response passes on the Retry-After of err.
+//   - 503 for any other err if net/http reports that the client has disconnected. net/http also reports this
+//     for a client that has closed only its sending side. Without the 503, such a client would receive an
+//     empty response with status 200.
 //
-// The response does not contain err. For any other err, Refuse writes nothing and returns false. An example is the
-// error of a retrier whose first attempt failed, and whose second was refused by an open breaker.
+// The response does not contain the text of err. In all other cases, Refuse writes nothing and returns false.
+// This includes the error of a retrier whose first attempt failed and whose second attempt was refused by an
+// open breaker, because the first attempt was made.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	disconnected := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
+	// After a deadline, r's ctx is also done, but the client still waits for a response.
+	disconnected := errors.Is(r.Context().Err(), context.Canceled)
 	if err == nil || !isRefusal(err) && !disconnected {
 		return false
 	}
@@ -197,7 +206,7 @@ func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 func problemOf(err error) problem {
 	limit, ok := errors.AsType[*throttle.LimitedError](err)
 	switch {
-	case !isRefusal(err) || !errors.Is(err, throttle.ErrLimited): // no refusal: the client has disconnected
+	case !isRefusal(err) || !errors.Is(err, throttle.ErrLimited): // err is not a refusal, so the client has disconnected
 		return unavailable
 	case !ok:
 		return overQuota
@@ -205,7 +214,7 @@ func problemOf(err error) problem {
 	switch limit.Reason {
 	case throttle.TooCostly:
 		return tooCostly
-	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // the server's reasons, not the client's
+	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // the refusal is not caused by the client
 		return unavailable
 	}
 	return overQuota
@@ -238,9 +247,9 @@ var (
 	unavailable = problem{reducedCapacity, "The server has no capacity for the request right now", 503, nil}
 )
 
-// refuse writes the response for a request that a policy refused with err. ahead reports whether middleware refused
-// the request before a handler received it. In that case, the fields of the quota are already set, and a
-// Content-Encoding belongs to a writer that compresses.
+// refuse writes the response to a request that a policy refused with err. ahead reports whether middleware
+// refused the request before a handler received it. In that case, the RateLimit fields are already set, and a
+// Content-Encoding belongs to an outer ResponseWriter that compresses.
 func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead bool) {
 	if behavior.IsRefused(err) {
 		refund.Of(r.Context()).Refund()
@@ -249,7 +258,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	h := w.Header()
 	compressed := ahead && h["Content-Encoding"] != nil
 	for name := range h {
-		field := http.CanonicalHeaderKey(name) // a handler may have set "ETag", which is not canonical
+		field := http.CanonicalHeaderKey(name) // a handler may have set "ETag" directly, which is not the canonical form
 		if slices.Contains(replaced, field) && !(compressed && field == "Content-Encoding") {
 			delete(h, name)
 		}
@@ -262,7 +271,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 				ResetAfter: limit.RetryAfter(),
 			})
 			if limit.RetryAfter() == 0 {
-				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // no t: the request can never be admitted
+				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // no parameter t: the request can never be admitted
 			}
 		}
 	}
@@ -286,15 +295,17 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	_, _ = w.Write(body)
 }
 
-// replaced lists the fields that describe the response that a refusal replaces (RFC 9110, section 8; RFC 9111,
-// section 5; RFC 9530). With an old ETag, for example, a client could cache the refusal.
+// replaced lists the header fields that describe the handler's body, which a refusal replaces (RFC 9110,
+// section 8; RFC 9111, section 5; RFC 9530). If a refusal kept the handler's ETag, for example, a client
+// could cache the refusal.
 var replaced = []string{
 	"Accept-Ranges", "Age", "Cache-Control", "Cdn-Cache-Control", "Content-Digest", "Content-Disposition",
 	"Content-Encoding", "Content-Language", "Content-Length", "Content-Location", "Content-Range", "Content-Type",
 	"Etag", "Expires", "Last-Modified", "Repr-Digest", "Retry-After",
 }
 
-// A refusalWriter is the ResponseWriter of OnRefuse. It reports whether OnRefuse has written a response.
+// A refusalWriter is the ResponseWriter that OnRefuse receives. It records whether OnRefuse has written a
+// response.
 type refusalWriter struct {
 	http.ResponseWriter
 	status int  // used unless OnRefuse sets another status
@@ -326,7 +337,8 @@ func (w *refusalWriter) writeStatus() {
 
 func (w *refusalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// retryAfterSeconds returns the value of Retry-After for err. It is at least 1, or 0 if another request cannot succeed.
+// retryAfterSeconds returns the value of the field Retry-After for err: at least 1, or 0 if a retry cannot
+// succeed.
 func retryAfterSeconds(err error) int64 {
 	end := behavior.Read(err)
 	if end.RetryAfter == 0 && !end.Retryable {

@@ -20,39 +20,45 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// The code in this file depends on undocumented behavior of net/http: the order of its trace hooks, the texts of its
-// errors, the types of its bodies in memory, the last request on an HTTP/2 connection, and the server's read deadline.
-// TestGoVersionIsChecked lists the versions of Go with which the code was checked.
+// The code in this file depends on behavior of net/http that its documentation does not promise:
+//
+//   - the order in which it calls the hooks of httptrace,
+//   - the texts of its errors,
+//   - the types of request bodies that it recognizes as in memory,
+//   - its use of an HTTP/2 connection after a request with Close set,
+//   - the read deadline of the server.
+//
+// TestGoVersionIsChecked lists the versions of Go with which this code was checked.
 
 // A stage is the progress of an attempt until its request has been written.
 type stage int
 
 const (
 	noConnRequested stage = iota // net/http has not requested a connection
-	waiting                      // the attempt waits for a connection of this process, or for a stream on one
+	waiting                      // the attempt waits for a free connection, or for a free stream on a connection
 	dialing                      // a connection is being established
-	connected                    // the attempt has a connection and, if it may have to wait for a stream, a stream
+	connected                    // the attempt has a connection; over HTTP/2, it also has a stream
 	written                      // the whole request has been written
 )
 
-// A route records how a request gets its connection. Its httptrace hooks may be called on several goroutines, and after
-// RoundTrip has returned.
+// A route records how an attempt gets its connection. It is updated by httptrace hooks, which net/http may
+// call on several goroutines, and even after RoundTrip has returned.
 type route struct {
-	pooled  bool     // the request may have to wait for a connection even if none is being dialed
-	attempt *attempt // is notified, with mu held, when the stage changes; may be nil
+	pooled  bool     // whether the request may wait for a connection that is not being dialed
+	attempt *attempt // its method moved is called, with mu held, when the stage changes; may be nil
 	trace   httptrace.ClientTrace
 
 	mu    sync.Mutex
 	stage stage
-	got   bool // the request has had a connection
-	has   bool // the request has the connection conn now
+	got   bool // whether the request has ever had a connection
+	has   bool // whether the request has the connection conn now
 	conn  httptrace.GotConnInfo
-	since time.Time // when the request got conn, or its stream on conn
+	since time.Time // time at which the request got conn, or its stream on conn
 	write error     // why the request could not be written to conn
 }
 
-// pooled reports whether a request may wait for a connection of base even if none is being dialed. It returns true for
-// a base that is not a transport of net/http, because that is unknown.
+// pooled reports whether a request may have to wait until another request releases a connection of base. For
+// a base that is not an *http.Transport, this is unknown, and pooled returns true.
 func pooled(base http.RoundTripper) bool {
 	t, ok := base.(*http.Transport)
 	return !ok || t.MaxConnsPerHost > 0 || t.HTTP2 != nil && t.HTTP2.StrictMaxConcurrentRequests
@@ -76,7 +82,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 			defer r.mu.Unlock()
 			r.got, r.has, r.conn, r.since, r.write = true, true, info, time.Now(), nil
 			if r.pooled {
-				r.move(waiting) // it may wait for an HTTP/2 stream until the header is written
+				r.move(waiting) // until the header is written, the request may wait for an HTTP/2 stream
 			} else {
 				r.move(connected)
 			}
@@ -108,8 +114,8 @@ func (r *route) watch(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &r.trace)
 }
 
-// dials moves r from waiting to dialing. A dial may start even if the request has got another connection by then; r
-// does not move in that case.
+// dials moves r from waiting to dialing. net/http may start to dial after the request has already got another
+// connection. In that case, dials has no effect.
 func (r *route) dials() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,22 +139,24 @@ func (r *route) at() stage {
 	return r.stage
 }
 
-// waited reports whether the request is still waiting for a connection of this process, or for a stream on one.
+// waited reports whether the request is still waiting for a free connection, or for a free stream on a
+// connection.
 func (r *route) waited() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage == waiting
 }
 
-// silent reports whether the request has had, for at least d, a connection that an earlier request had used.
+// silent reports whether the request has had a reused connection for at least d. A reused connection has
+// served an earlier request.
 func (r *route) silent(d time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage >= connected && r.conn.Reused && time.Since(r.since) >= d
 }
 
-// connection returns the latest connection of the request, or nil. It also returns nil for a connection that is not
-// comparable, because it would be used as the key of a map.
+// connection returns the latest connection of the request, or nil if there is none. It also returns nil if
+// the connection's type is not comparable, because callers use the connection as the key of a map.
 func (r *route) connection() net.Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,9 +166,11 @@ func (r *route) connection() net.Conn {
 	return nil
 }
 
-// neverSent reports whether a request that failed with err was certainly not sent: net/http requested a connection and
-// got none, or a policy inside Base refused. If Base does not call the hooks, the type of err decides, unless the body
-// was read: if the body's Read dials, it may return an error of that type after the request was sent.
+// neverSent reports whether a request that failed with err was certainly not sent. This is the case if
+// net/http requested a connection and got none, or if a policy inside Base refused the request. If Base does
+// not call the hooks, neverSent returns true if err is the error of a dial. If any part of the body was read,
+// neverSent returns false: the body's own Read may have dialed another server and returned the error of that
+// dial.
 func (r *route) neverSent(body *requestBody, err error) bool {
 	r.mu.Lock()
 	stage, got := r.stage, r.got
@@ -175,17 +185,18 @@ func (r *route) neverSent(body *requestBody, err error) bool {
 	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
 }
 
-// rejected reports whether net/http has rejected the request because the request is invalid: net/http has not requested
-// a connection. Other schemes may belong to a RoundTripper that does not call the hooks.
+// rejected reports whether net/http has rejected the request because the request is invalid. net/http then
+// has not requested a connection. rejected considers only http and https, because another scheme may be
+// registered with a RoundTripper that does not call the hooks.
 func (r *route) rejected(c *call) bool {
 	_, std := c.t.base().(*http.Transport)
 	return std && r.at() == noConnRequested &&
 		(c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
 }
 
-// invalidRequest reports whether the attempt has failed with err because the request itself is invalid.
+// invalidRequest reports whether the attempt failed with err because the request itself is invalid.
 func (a *attempt) invalidRequest(err error) bool {
-	return is[*requestError](err) || // from GetBody, or from a Transport inside Base
+	return is[*requestError](err) || // the error is from GetBody, or from a Transport inside Base
 		a.call.body.any((*sentBody).failed) ||
 		a.Err() == nil && a.route.rejected(a.call) ||
 		is[*net.AddrError](err) || // the port is invalid
@@ -193,8 +204,9 @@ func (a *attempt) invalidRequest(err error) bool {
 		hasInvalidRequestText(a.route.writeError())
 }
 
-// writeError returns why the request could not be written. When net/http cannot write a request, it closes the
-// connection, and may then return the error of the read that this interrupts.
+// writeError returns the reason why the request could not be written, or nil. RoundTrip may return a
+// different error: when net/http cannot write a request, it closes the connection, which interrupts a read,
+// and it may return the error of that read.
 func (r *route) writeError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,7 +254,8 @@ func ownFault(err error) bool {
 // An inMemory is a reader in memory. Len returns the number of bytes that have not been read.
 type inMemory interface{ Len() int }
 
-// memoryOf returns the reader in memory that body wraps by io.NopCloser, or nil. net/http recognizes the same types.
+// memoryOf returns the in-memory reader that body wraps with io.NopCloser, or nil if body is anything else.
+// net/http recognizes the same types.
 func memoryOf(body io.ReadCloser) inMemory {
 	switch reflect.TypeOf(body) {
 	case reflect.TypeOf(io.NopCloser(nil)), reflect.TypeOf(io.NopCloser(&bytes.Buffer{})):
@@ -260,12 +273,14 @@ func memoryOf(body io.ReadCloser) inMemory {
 	return nil
 }
 
-// abandonTime limits the time in which closeAfterStreams writes its request to an HTTP/2 connection.
+// abandonTime is the maximum time for which closeAfterStreams tries to write its request to an HTTP/2
+// connection.
 const abandonTime = 100 * time.Millisecond
 
-// closeAfterStreams makes base use conn, an HTTP/2 connection, for no further request. Requests in flight on conn may
-// finish. net/http has no function for this, but a request with Close set is the last one on its connection.
-// closeAfterStreams sends such a request, an OPTIONS for the server itself, and cancels it after its header is written.
+// closeAfterStreams makes base send no further requests on conn, an HTTP/2 connection. Requests in flight on
+// conn can finish. net/http has no function for this, but it sends no requests on a connection after a
+// request with Close set. closeAfterStreams therefore sends such a request (OPTIONS *) and cancels it when
+// its header has been written.
 func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
 	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
 	defer cancel()
@@ -289,7 +304,8 @@ func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
 	}
 }
 
-// multiplexed reports whether conn, a connection of base, uses HTTP/2.
+// multiplexed reports whether conn, a connection of base, uses HTTP/2, on which several requests can be in
+// flight.
 func multiplexed(base *http.Transport, conn net.Conn) bool {
 	if c, ok := conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
 		return c.ConnectionState().NegotiatedProtocol == "h2"
@@ -298,6 +314,7 @@ func multiplexed(base *http.Transport, conn net.Conn) bool {
 	return p != nil && p.UnencryptedHTTP2() && !p.HTTP1()
 }
 
-// readsWhileWritten reports whether the server of net/http may read the remaining body of r when its handler writes.
-// Such a server clears the read deadline at the end of the body.
+// readsWhileWritten reports whether net/http's server may read the remaining body of r when the handler
+// starts to write its response. net/http does this only over HTTP/1, where it also clears the read deadline
+// at the end of the body.
 func readsWhileWritten(r *http.Request) bool { return r.ProtoMajor == 1 }

@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// RequestFrom returns the request whose policies a [Transport] runs under ctx. It returns nil and false if ctx does not
-// belong to a Transport's call. Do not change the request.
+// RequestFrom returns the request that a [Transport] is sending, if ctx is the ctx of the request's policies
+// or derived from it. Otherwise it returns nil and false. Do not change the request.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	if c := callOf(ctx); c != nil {
 		return c.req, true
@@ -24,13 +24,16 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	return nil, false
 }
 
-// HostOf returns the server of the request that ctx belongs to, as "host:port". It is the key of a Group with a member
-// for each server. The server is the host of the caller's URL, in lower case and without a final dot. The field Host is
-// ignored. If the URL has no port, the port is 80 for http or 443 for https. HostOf returns "" if ctx does not belong
-// to a [Transport]'s call.
+// HostOf returns the server, as "host:port", that a [Transport] is sending a request to. ctx must be the ctx
+// of the request's policies or derived from it; otherwise HostOf returns "". Use HostOf as the key of a
+// [resilience.Group] that has a member for each server. The host is taken from the URL of the caller's
+// request, in lower case and without a final dot. The request's field Host is ignored. If the URL has no
+// port, the port is 80 for http or 443 for https.
 //
-// Prepare runs inside the policies. If Prepare changes the server, the policies count the failures of the new server
-// for the old one. Change the server in an outer RoundTripper, or in the Transports of [Failover].
+// Prepare runs inside the policies. If Prepare changes the server that the request is sent to, HostOf still
+// returns the original server, and its policies count the failures of the new server. Change the server in a
+// RoundTripper outside the Transport instead, or use a separate Transport for each server, as with
+// [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host
@@ -47,15 +50,15 @@ func hostOf(req *http.Request) string {
 	case port == "":
 		return host
 	case strings.HasPrefix(req.URL.Host, host) && len(req.URL.Host) == len(host)+len(":")+len(port):
-		return req.URL.Host // it has this form, and joining would allocate it anew
+		return req.URL.Host // it already has this form, and joining would allocate memory
 	}
 	return net.JoinHostPort(host, port)
 }
 
 var ports = map[string]string{"http": "80", "https": "443"}
 
-// replayable reports whether sending a request twice has the same effect as sending it once. Its method decides
-// (RFC 9110, section 9.2.2), or an idempotency key.
+// replayable reports whether sending a request twice has the same effect as sending it once. This is the case
+// if its method is idempotent (RFC 9110, section 9.2.2), or if it has an idempotency key.
 func replayable(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
@@ -65,7 +68,7 @@ func replayable(req *http.Request) bool {
 	return keyed(req)
 }
 
-// keyed reports whether the request has an idempotency key, by which the server recognizes a repetition.
+// keyed reports whether the request has an idempotency key, by which a server recognizes a repeated request.
 func keyed(req *http.Request) bool {
 	_, key := req.Header["Idempotency-Key"]
 	_, xkey := req.Header["X-Idempotency-Key"]
@@ -75,8 +78,8 @@ func keyed(req *http.Request) bool {
 // A requestBody provides the caller's body to consecutive attempts. It is nil for a request without a body.
 type requestBody struct {
 	req    *http.Request
-	copied *copiedBody // the caller's body, if it is copied while it is sent; otherwise nil
-	used   bool        // an attempt has used req.Body
+	copied *copiedBody // copies the caller's body while it is sent; nil if the body is not copied
+	used   bool        // whether an attempt has used req.Body
 
 	mu   sync.Mutex
 	sent []*sentBody // the bodies of the latest attempt; more than one if Base calls GetBody
@@ -119,7 +122,7 @@ func (b *requestBody) prepare(out *http.Request) error {
 	if b == nil {
 		return nil
 	}
-	out.Trailer = b.req.Trailer // the caller sets it while the body is read
+	out.Trailer = b.req.Trailer // shared, because the caller sets the Trailer while the body is read
 	if err := b.retire(out.Context()); err != nil {
 		return err
 	}
@@ -134,7 +137,7 @@ func (b *requestBody) prepare(out *http.Request) error {
 	out.GetBody = func() (io.ReadCloser, error) {
 		body, err := b.again()
 		if err != nil {
-			return nil, &requestError{err: err} // net/http returns it as the error of the request
+			return nil, &requestError{err: err} // net/http returns this error from RoundTrip
 		}
 		return b.track(body), nil
 	}
@@ -149,8 +152,8 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 	return b.req.GetBody()
 }
 
-// track returns a body that records how it is read. It returns a body in memory unchanged: net/http sends such a body
-// in one write with the header, but only if net/http recognizes its type.
+// track returns a body that records how it is read. It returns an in-memory body unchanged, because net/http
+// must recognize its type to send it in one write with the header.
 func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	if body == http.NoBody {
 		return body
@@ -166,8 +169,9 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	return s
 }
 
-// retire closes the bodies of the last attempt and waits until none of their Reads is in progress. A RoundTripper may
-// continue to read after it has returned. If the next body is the same file, both would move its offset.
+// retire closes the bodies of the last attempt and waits until none of their Reads is in progress. This is
+// necessary because a RoundTripper may continue to read a body after it has returned. If the next body read
+// the same file, both readers would move the file's offset.
 func (b *requestBody) retire(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,10 +214,10 @@ func closeBody(req *http.Request) {
 // A sentBody is the body of one attempt. It records how it is read.
 type sentBody struct {
 	source   io.ReadCloser
-	declared int64         // the request's ContentLength; unknown if 0 or less
+	declared int64         // the request's ContentLength; 0 or less if the length is unknown
 	reading  chan struct{} // holds a value during a Read
 	memory   inMemory      // the reader that net/http uses instead of the sentBody; may be nil
-	sent     func()        // called at the end of the body and when it is closed; set before it is sent
+	sent     func()        // called at the end of the body and when it is closed; set before the body is sent
 
 	mu     sync.Mutex
 	begun  bool // Read was called
@@ -246,7 +250,7 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	b.length += int64(n)
 	b.atEnd = err == io.EOF
-	b.broken = err != nil && !b.atEnd && !b.closed // if Close interrupts a Read, the source has not failed
+	b.broken = err != nil && !b.atEnd && !b.closed // an error after Close does not mean that the source failed
 	return n, err
 }
 
@@ -271,7 +275,7 @@ func (b *sentBody) Close() error {
 // retire closes the body and waits until no Read is in progress.
 func (b *sentBody) retire(ctx context.Context) error {
 	_ = b.Close()
-	if _, copied := b.source.(*copyReader); copied { // the bytes of a Read in progress are copied for the next reader
+	if _, copied := b.source.(*copyReader); copied { // a Read in progress copies its bytes for the next reader
 		return nil
 	}
 	select {

@@ -17,20 +17,20 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A body is the body of a response. The caller first reads the bytes that were read ahead. When the body ends, the work
-// ends, and the policies release their resources.
+// A body is the body of a response. The caller first reads the bytes that were read ahead. When the body
+// ends, the call's Work ends, and the policies release their resources.
 type body struct {
 	inner   io.ReadCloser // Base's body
 	attempt *attempt
 
-	begun    bool           // Idle applies; before that, ResponseHeaderTimeout applies
+	begun    bool           // Idle applies instead of ResponseHeaderTimeout
 	touched  bool           // the Transport may have read from inner, so the caller must not get inner itself
 	ahead    []byte         // bytes that were read ahead and that the caller has not read yet
-	aheadErr error          // the error after ahead, such as io.EOF; nil if inner has more
+	aheadErr error          // the error at the end of ahead, such as io.EOF; nil if inner has more bytes
 	small    [64]byte       // the initial memory of ahead
-	from     *http.Response // the response that drain has copied; inner sets its Trailer. nil without drain
+	from     *http.Response // the original of the response that drain copied; inner sets its Trailer; may be nil
 	filling  chan struct{}  // closed when drain's goroutine has ended; nil if drain was not called
-	crash    any            // value of a panic in drain's goroutine; a later Read panics with it
+	crash    any            // the value of a panic in drain's goroutine; a later Read repeats the panic
 
 	once    sync.Once   // calls inner.Close
 	unwatch func() bool // stops the AfterFunc of the attempt's ctx; may be nil
@@ -63,13 +63,14 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 	}
 }
 
-// begin ends ResponseHeaderTimeout. From then on, Idle applies.
+// begin ends ResponseHeaderTimeout. After that, Idle applies.
 func (b *body) begin() {
 	b.begun = true
 	b.attempt.unlimit(ofSilence)
 }
 
-// read reads from Base's body, for at most Idle. Before begin, ResponseHeaderTimeout applies instead, if it is set.
+// read reads from Base's body. It waits for at most Idle. Before begin, ResponseHeaderTimeout applies
+// instead, if it is set.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.ResponseHeaderTimeout <= 0 {
 		b.attempt.awaitServer()
@@ -78,7 +79,7 @@ func (b *body) read(p []byte) (int, error) {
 	return b.inner.Read(p)
 }
 
-// broken reports whether reading ahead has failed.
+// broken reports whether reading ahead failed.
 func (b *body) broken() bool { return b.aheadErr != nil && b.aheadErr != io.EOF }
 
 // mayBeRead reports whether the body may be read ahead. Reading from the connection after a 101 could block until the
@@ -88,9 +89,10 @@ func (b *body) mayBeRead() bool {
 	return mayHaveBody(a.call.req, a.resp) && a.resp.StatusCode != http.StatusSwitchingProtocols
 }
 
-// drain reads a failed response into memory and closes it. Otherwise net/http could not reuse its connection. drain
-// reports whether it has read the whole body. If the body is too long or too slow, drain returns false and the body is
-// still open. A separate goroutine reads, because only Close could interrupt a slow Read.
+// drain reads the body of a failed response into memory and closes it. Otherwise net/http could not reuse the
+// connection. drain reports whether it has read the whole body. If the body is too long or too slow, drain
+// returns false, and the body is still open. A separate goroutine reads the body, because nothing but Close
+// could interrupt a slow Read.
 func (b *body) drain() bool {
 	a := b.attempt
 	if a.resp.ContentLength > aheadLimit {
@@ -120,8 +122,9 @@ func (b *body) drain() bool {
 	}
 }
 
-// readForDrain reads from Base's body. Idle does not apply while the policies wait. After that, the caller's Read may
-// wait for drain. Then Idle applies, and restarts with each byte.
+// readForDrain reads from Base's body. Idle does not apply during drain. After drain has returned, the
+// caller's Read may wait for the goroutine that still reads. Then Idle applies, and restarts whenever bytes
+// arrive.
 func (b *body) readForDrain(p []byte) (int, error) {
 	n, err := b.inner.Read(p)
 	if n > 0 {
@@ -130,9 +133,9 @@ func (b *body) readForDrain(p []byte) (int, error) {
 	return n, err
 }
 
-// open returns the body for the caller. The work also ends when the attempt's ctx is done. Otherwise a caller that
-// neither reads nor closes the body would hold its slot forever. A connection after 101 Switching Protocols does not
-// end with the ctx.
+// open returns the body for the caller. The call's Work also ends when the attempt's ctx is done. Otherwise a
+// caller that neither reads nor closes the body would hold its slot forever. The connection after 101
+// Switching Protocols stays open even if the ctx is done.
 func (b *body) open() io.ReadCloser {
 	a := b.attempt
 	if duplex(a.resp) {
@@ -169,7 +172,7 @@ func (b *body) Read(p []byte) (int, error) {
 		n, err = b.read(p)
 		if err == nil || err == io.EOF {
 			b.waiting.Store(false)
-		} // otherwise the AfterFunc of open may run first, and must find that a Read was waiting
+		} // otherwise the AfterFunc of open may run first, and must see that a Read was waiting
 	}
 	if err != nil {
 		if err != io.EOF {
@@ -181,14 +184,15 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.from != nil {
 			b.attempt.resp.Trailer = b.from.Trailer
 		}
-		if !b.closing.Load() { // otherwise Close ends the work, and could return while this Read releases the slots
+		if !b.closing.Load() { // otherwise Close ends the work; it must not return while this Read releases slots
 			b.finish(err, alive)
 		}
 	}
 	return n, err
 }
 
-// Close reports to the policies that the call ended without an error, even if the body was not read to its end.
+// Close closes the body. For the policies, the call has then ended without an error, even if the body was not
+// read to its end.
 func (b *body) Close() error {
 	b.closing.Store(true) // the error of a Read that Close interrupts is not a failure of the server
 	defer b.finish(nil, false)
@@ -200,8 +204,8 @@ func (b *body) closeInner() (err error) {
 	return err
 }
 
-// finish ends the work before Read or Close returns. When the caller continues, slots are released and metrics are
-// exact, unless ctx is done at the same moment.
+// finish ends the work before Read or Close returns. When the caller continues, slots are already released
+// and metrics are up to date. The only exception is a ctx that is done at the same moment.
 func (b *body) finish(err error, waiting bool) {
 	if b.unwatch != nil {
 		b.unwatch()
@@ -217,9 +221,9 @@ func (b *body) end(err error, waiting bool) {
 	b.attempt.call.work.End(err)
 }
 
-// result returns the error that the policies receive for a body that ends with err. It is nil if the caller has read
-// the whole body, has closed it, or was too slow to read it in time. It wraps context.Canceled if the caller has
-// canceled.
+// result returns the error that the policies receive for a body that ends with err. It is nil if the caller
+// has read the whole body, has closed it, or did not read it before a deadline. It wraps context.Canceled if
+// the caller canceled.
 func (b *body) result(err error, waiting bool) error {
 	a := b.attempt
 	caller := a.call.caller
@@ -236,13 +240,16 @@ func (b *body) result(err error, waiting bool) error {
 	return nil
 }
 
-// ReportFailure reports to the policies that a response failed with err, although its status is a success. For example,
-// the caller has read an event that describes an error. Close the body afterwards. ReportFailure returns false and has
-// no effect if no policy of a [Transport] holds resources for resp, if the body has been read to its end or closed, or
-// if err is nil. ReportFailure uses resp.Request, so the Body may be wrapped.
+// ReportFailure reports to the policies that a response failed with err, although its status is a success.
+// For example, the caller has read an event from the body that describes an error. Close the body afterwards.
 //
-// A body that was read to its end is a success. A stream that ends without its last event counts as a failure only if
-// Base's Body returns [io.ErrUnexpectedEOF], or if ReportFailure is called before Body returns io.EOF.
+// ReportFailure reports whether it had an effect. It has no effect if err is nil, if the body has been read
+// to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure finds the
+// policies through resp.Request, so the Body may be wrapped.
+//
+// A body that was read to its end counts as a success. If a stream ends without its last event, this counts
+// as a failure only if the Body of Base returns [io.ErrUnexpectedEOF], or if ReportFailure is called before
+// the Body returns io.EOF.
 func ReportFailure(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
@@ -255,15 +262,16 @@ func ReportFailure(resp *http.Response, err error) bool {
 	return reported
 }
 
-// mayHaveBody reports whether the status of a response to req allows a body (RFC 9110, section 6.4.1), or a connection.
-// If not, the work does not wait for the end of the body, because callers need not close it. A ContentLength of 0 does
-// not exclude a body: a RoundTripper that does not know the length may leave it at 0, and trailers may follow.
+// mayHaveBody reports whether a response to req may have a body (RFC 9110, section 6.4.1), or may turn into a
+// connection. If not, the work does not wait for the end of the body, because callers need not close it. Even
+// a response with a ContentLength of 0 may have a body: a RoundTripper that does not know the length may
+// leave ContentLength at 0, and trailers may follow.
 func mayHaveBody(req *http.Request, resp *http.Response) bool {
 	return req.Method != http.MethodHead &&
 		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified
 }
 
-// paused reports whether a response is a stream of events or of parts, whose sender may pause.
+// paused reports whether a response is a stream of events or of multipart parts, whose sender may pause.
 func paused(resp *http.Response) bool {
 	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	kind = strings.ToLower(strings.TrimSpace(kind))
@@ -276,8 +284,8 @@ func duplex(resp *http.Response) bool {
 	return ok && resp.StatusCode == http.StatusSwitchingProtocols
 }
 
-// A duplexBody is the connection after 101 Switching Protocols. Only Close ends its work, because one direction may end
-// before the other.
+// A duplexBody is the connection after 101 Switching Protocols. Only Close ends the call's Work, because one
+// direction of the connection may end before the other.
 type duplexBody struct {
 	*body
 	w io.Writer
@@ -294,7 +302,7 @@ func (b *duplexBody) CloseWrite() error {
 	return fmt.Errorf("resiliencehttp: CloseWrite: %w", http.ErrNotSupported)
 }
 
-// A connBody is a duplexBody that has addresses and deadlines.
+// A connBody is a duplexBody that also has the addresses and deadlines of a net.Conn.
 type connBody struct {
 	net.Conn
 	d *duplexBody
@@ -303,15 +311,15 @@ type connBody struct {
 func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
-// An Ahead reads up to 64 KiB of a response's body for a Judge. The caller reads these bytes again. The Ahead waits
-// for the server no longer than ResponseHeaderTimeout, and no longer than Idle. If reading the body fails, the
-// attempt has failed, whatever the Judge returns.
+// An Ahead lets a Judge read up to 64 KiB of a response's body. These bytes remain available to the caller,
+// who reads the body from its start. The first byte must arrive within ResponseHeaderTimeout, and each
+// further wait is limited by Idle. If reading the body fails, the attempt fails, whatever the Judge returns.
 //
-// An Ahead reads the same bytes as the caller: if net/http decompresses the body, the bytes are decompressed. For a
-// response to HEAD, or with status 101, 204 or 304, it returns [io.EOF].
+// An Ahead returns the same bytes as the Body: if net/http decompresses the body, the bytes are decompressed.
+// If the response has no body (HEAD, or status 101, 204 or 304), the methods return [io.EOF].
 type Ahead struct {
 	body *body
-	at   int // where the next line starts
+	at   int // offset at which the next line starts
 }
 
 var (
@@ -321,9 +329,9 @@ var (
 	ErrEncoded = errors.New("resiliencehttp: response has a Content-Encoding")
 )
 
-// Bytes waits for the first n bytes and returns them. If it returns fewer bytes, it returns an error: [io.EOF] at the
-// end of the body, [ErrTooLong], or the error of reading the body. Each call starts at the first byte of the body. The
-// caller must not change or retain the bytes.
+// Bytes waits for the first n bytes of the body and returns them. Each call starts at the first byte. If
+// Bytes returns fewer than n bytes, it also returns an error: [io.EOF] if the body is shorter, [ErrTooLong]
+// if n is more than 64 KiB, or the error of reading the body. The caller must not change or retain the bytes.
 func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
@@ -340,9 +348,10 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	}
 }
 
-// Event waits for the next event of a response of type text/event-stream. It returns the event's name, or "message" if
-// the event has no name, and its data. It skips events without data, as browsers do
-// (https://html.spec.whatwg.org/multipage/server-sent-events.html). It returns the errors of Bytes, or [ErrEncoded].
+// Event waits for the next event of a response of type text/event-stream. It returns the event's name, or
+// "message" if the event has no name, and its data. Like a browser, it skips events without data
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html). It returns the errors of Bytes, or
+// [ErrEncoded].
 func (a *Ahead) Event() (name, data string, err error) {
 	switch {
 	case a == nil || !a.body.mayBeRead():
@@ -379,7 +388,7 @@ func (a *Ahead) line() (string, error) {
 			return "", err
 		}
 		switch c := read[n]; {
-		case c == '\n' && n > 0 && read[n-1] == '\r': // second half of CR LF; the CR has ended the last line
+		case c == '\n' && n > 0 && read[n-1] == '\r': // the LF of a CR LF, whose CR has already ended the line
 			a.at++
 		case c == '\n' || c == '\r':
 			line := strings.TrimPrefix(string(read[a.at:n]), "\ufeff") // a stream may start with a byte order mark

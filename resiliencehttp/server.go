@@ -14,37 +14,41 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// A Server configures the middleware of a server: how it reports limits to clients, and how it refuses requests. The
-// zero Server uses the defaults.
+// A Server provides middleware for an HTTP server. Its fields configure how the middleware reports limits to
+// clients and how it refuses requests. The zero Server uses the defaults.
 //
 //	api := resiliencehttp.Server{LimitName: "tenant"}
 //	http.ListenAndServe(addr, api.ThrottleBy(tenants, tenant)(api.Bulkhead(slots)(handler)))
 //
-// A refused request gets 429 if the client is over a limit, 413 if the request costs more than the limit can ever
-// allow, and 503 otherwise. The response has a Cache-Control of no-store, a problem document (RFC 9457), and a
-// Retry-After in whole seconds, at least 1. It has no Retry-After if another request cannot succeed. It has no fields
-// of the response that it replaces, such as ETag. Middleware keeps a Content-Encoding that was set before the
-// middleware received the request, because a writer that compresses has set it. [Server.Refuse] removes it.
+// The response to a refused request has the status 429 if the client is over a limit, 413 if the request
+// costs more than the limit can ever allow, and 503 otherwise. Its body is a problem document (RFC 9457). It
+// has a Cache-Control of no-store. It also has a Retry-After of at least 1 second, unless a retry can never
+// succeed.
+//
+// Header fields that describe the body that the handler would have sent, such as ETag, are removed. One
+// exception is a Content-Encoding that was set before the middleware received the request: it belongs to an
+// outer ResponseWriter that compresses. [Server.Refuse] also removes the Content-Encoding.
 type Server struct {
-	// LimitName is the name of the limit in the fields RateLimit-Policy and RateLimit and in problem documents.
-	// Empty means "default".
+	// LimitName is the name of the limit in the header fields RateLimit-Policy and RateLimit and in problem
+	// documents. Empty means "default".
 	LimitName string
 
-	// OnRefuse, if not nil, writes the response for a request that is refused with err, instead of the problem
-	// document. The fields of the response are set before the call, except Content-Type. The status is also
-	// determined, but OnRefuse may set another one. If OnRefuse writes nothing, the client receives the problem
-	// document. Do not show err to clients, because it names the policies of the server.
+	// OnRefuse, if not nil, writes the response to a request that was refused with err. It replaces the
+	// problem document. Before the call, the header fields of the response are set, except Content-Type. If
+	// OnRefuse does not set a status, the response has the status that it would have had without OnRefuse. If
+	// OnRefuse writes nothing, the client receives the problem document. Do not show err to clients, because
+	// it names the server's policies.
 	OnRefuse func(w http.ResponseWriter, r *http.Request, err error)
 
-	// BodyIdle is the maximum time that a Read of a request's body waits for the client. It applies to handlers
-	// inside [Server.Bulkhead]. Without it, a client that sends the header and then nothing would hold its slot.
-	// After that time, Read returns a [*resilience.TimeoutError], and net/http closes the connection (HTTP/1.1) or
-	// resets the stream (HTTP/2). BodyIdle does not limit a handler that pauses between Reads, the body of a
-	// CONNECT, or a connection after [http.ResponseController.Hijack]. If a client continues to send a few bytes,
-	// only ReadTimeout of the [http.Server] limits it.
+	// BodyIdle is the maximum time that a Read of a request's body waits for data. It applies to handlers
+	// inside [Server.Bulkhead]. Without it, a client that sends a header but no body would hold its slot
+	// forever. After BodyIdle, Read returns a [*resilience.TimeoutError], and net/http closes the connection
+	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body
+	// of a CONNECT, or a connection after [http.ResponseController.Hijack]. It also does not stop a client
+	// that keeps sending a few bytes at a time. The ReadTimeout of the [http.Server] does.
 	//
-	// Zero means 30 seconds. [resilience.Unlimited] means no limit, for request streams whose sender may pause.
-	// There is no limit either if the ResponseWriter does not support SetReadDeadline.
+	// Zero means 30 seconds. [resilience.Unlimited] means no limit; use it for request streams whose sender
+	// may pause. If the ResponseWriter does not support SetReadDeadline, BodyIdle has no effect.
 	BodyIdle time.Duration
 }
 
@@ -52,13 +56,14 @@ type Server struct {
 // the client receives 503 with a problem document of type temporary-reduced-capacity. A request is also refused with
 // 503 if its client disconnects while the request waits; see [Server.Throttle].
 //
-// If the handler has less capacity than b, or its capacity changes, requests queue after they have left b's queue, and
-// b's priorities and shares do not order them. Then call the handler within Do of a bulkhead of package
-// bulkhead/adaptive, which determines its limit itself, and pass the error of Do to [Server.Refuse].
+// If the handler can process fewer requests concurrently than b has slots, or if its capacity varies,
+// requests queue inside the handler, where b's priorities and shares have no effect. In that case, use a
+// bulkhead of package bulkhead/adaptive, which finds the right limit itself: call the handler in its Do, and
+// pass the error of Do to [Server.Refuse].
 //
-// b's Priority and Share read the level and the share of a request, such as its tenant, from the request's ctx. Set
-// them there from information that the client cannot choose. Bulkhead panics if b is nil, or if BodyIdle is negative
-// and not Unlimited.
+// b's functions Priority and Share can read values, such as the tenant, from the request's ctx. Outer
+// middleware must set these values from information that the client cannot choose. Bulkhead panics if b is
+// nil, or if BodyIdle is negative and not Unlimited.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
@@ -69,8 +74,10 @@ func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			// The handler does not get a copy of r with another ctx. In a copy, net/http would not find the
-			// MultipartForm whose files it removes, and outer middleware would not find the matched pattern.
+			// The handler gets r itself, and not a copy with the bulkhead's ctx. A handler sets fields of r:
+			// the MultipartForm, whose files net/http removes, and the matched pattern, which outer
+			// middleware reads. If the handler set them in a copy, net/http and outer middleware would not
+			// see them.
 			err := b.Do(r.Context(), func(context.Context) error {
 				s.serve(next, w, r)
 				return nil
@@ -90,15 +97,19 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 	}
 }
 
-// ClientAddress returns a client's address, as the key of a limit: an IPv4 address, or the /64 prefix of an IPv6
-// address. A client usually has all addresses of its /64, and could otherwise choose among as many limits.
+// ClientAddress returns a client's address, as the key of a limit: an IPv4 address, or the /64 prefix of an
+// IPv6 address. A client usually has all addresses of its /64 prefix. If each IPv6 address had its own limit,
+// such a client could avoid its limit by changing its address.
 //
-// remote is the address of the connection, and forwarded holds the lines of X-Forwarded-For. The result is remote,
-// unless remote belongs to a trusted proxy. Then the result is the rightmost address of forwarded that is not trusted.
-// The client may have forged the addresses to the left of it. If every address is trusted, the result is the leftmost.
-// If X-Forwarded-For is malformed to the right of the result, the result is the proxy's address: all clients that forge
-// the field share one limit. Trust a proxy only if it adds to the field for each request. A remote without an IP
-// address, such as a Unix socket, is returned unchanged.
+// remote is the remote address of the connection, and forwarded holds the lines of the header field
+// X-Forwarded-For. If remote is not a trusted proxy, ClientAddress returns remote. Otherwise it returns the
+// rightmost address in forwarded that is not trusted. The client may have forged the addresses to the left.
+// If all addresses in forwarded are trusted, ClientAddress returns the leftmost one.
+//
+// If ClientAddress finds a malformed address on its way from the right, it returns the proxy's address, so
+// all clients that send malformed fields share one limit. Trust a proxy only if it appends the client's
+// address to the field of each request. A remote without an IP address, such as a Unix socket, is returned
+// unchanged.
 func ClientAddress(remote string, forwarded []string, trusted ...netip.Prefix) string {
 	addr, ok := parseNode(remote)
 	if !ok {
@@ -114,8 +125,8 @@ func ClientAddress(remote string, forwarded []string, trusted ...netip.Prefix) s
 	return prefix.String()
 }
 
-// isTrusted reports whether one of the prefixes contains addr. addr must not be an IPv4-mapped IPv6 address. A prefix
-// may be one, such as ::ffff:10.0.0.0/104.
+// isTrusted reports whether one of the prefixes contains addr. addr must not be an IPv4-mapped IPv6 address.
+// A prefix may have such an address, as ::ffff:10.0.0.0/104 does.
 func isTrusted(addr netip.Addr, trusted []netip.Prefix) bool {
 	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool {
 		if p.Addr().Is4In6() && p.Bits() >= 96 {
@@ -125,9 +136,10 @@ func isTrusted(addr netip.Addr, trusted []netip.Prefix) bool {
 	})
 }
 
-// forwardedFor returns the last address in X-Forwarded-For that is not trusted, or proxy if a member to the right of it
-// is malformed. It reads from the right and stops at that address, because the client may have forged the members to
-// the left. Empty members are ignored (RFC 9110, section 5.6.1).
+// forwardedFor returns the rightmost address in X-Forwarded-For that is not trusted. It reads the field from
+// the right and stops at that address, because the client may have forged the addresses to the left. If it
+// finds a malformed address first, it returns proxy. If all addresses are trusted, it returns the leftmost
+// one. Empty list members are ignored (RFC 9110, section 5.6.1).
 func forwardedFor(lines []string, trusted []netip.Prefix, proxy netip.Addr) netip.Addr {
 	addr := proxy
 	for _, line := range slices.Backward(lines) {

@@ -3,8 +3,8 @@
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
 //
-// The client of [NewClient] has a breaker, a bulkhead and a retry budget for each host, and limits the time of each
-// request. With a [Transport], choose the policies yourself:
+// The client that [NewClient] returns has a breaker, a bulkhead and a retry budget for each host, and limits
+// the time of each request. To choose the policies yourself, use a [Transport]:
 //
 //	client := &http.Client{
 //		Transport: &resiliencehttp.Transport{
@@ -17,14 +17,14 @@
 //		},
 //	}
 //
-// [Server] provides middleware that limits the rate and the number of requests. A request can choose neither its
-// priority nor the address by which it is limited:
+// [Server] provides middleware that limits the rate of requests and the number of concurrent requests. A
+// client cannot choose the priority of its requests or the address by which they are limited:
 //
 //	server := resiliencehttp.Server{}
 //	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
 //	http.ListenAndServe(addr, limit(server.Bulkhead(slots)(handler)))
 //
-// RFC 9110 defines which requests may be repeated, and the field Retry-After.
+// RFC 9110 defines which requests may be repeated, and the header field Retry-After.
 package resiliencehttp
 
 import (
@@ -40,147 +40,171 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Transport is an [http.RoundTripper] that sends each request through its Middleware. One attempt is one call to the
-// innermost function: it sends the request and waits for the response.
+// A Transport is an [http.RoundTripper] that sends each request through its Middleware, which holds the
+// policies. The policies call an innermost function, which sends the request once and waits for the response.
+// Each call to that function is an attempt.
 //
-// A Transport retries only requests that may be repeated: GET, HEAD, OPTIONS, TRACE, PUT and DELETE (RFC 9110,
-// section 9.2.2), and any request with an Idempotency-Key or X-Idempotency-Key. Their body must be rewindable; see
-// MaxBuffer. Any other request, such as a POST, is retried only if it was certainly never sent, or if Judge returned
-// [Resend].
+// Policies can retry only requests that may be repeated. These are requests with the methods GET, HEAD,
+// OPTIONS, TRACE, PUT and DELETE (RFC 9110, section 9.2.2), and requests with a header field Idempotency-Key
+// or X-Idempotency-Key. Their body must be rewindable: there must be a GetBody, or a copy of the body as
+// MaxBuffer allows. Any other request, such as a POST, is retried only if it was certainly never sent, or if
+// Judge returned [Resend].
 //
-// When the response of an attempt has arrived, the policies judge the attempt by the response's status, or by the
-// error that Judge returns. A failed status is an error for the policies, but a response for the caller. The caller
-// gets the last response, with its body open. The Timeout of an http.Client is the caller's deadline. The deprecated
-// field Cancel of a request is ignored.
+// When an attempt has received a response, Judge decides whether the attempt has failed, usually by the
+// status. The policies then see an error. The caller receives the response of the last attempt, even if it is
+// a failed one, with its body open. The Timeout of an http.Client acts as the caller's deadline. The
+// deprecated field Cancel of a request is ignored.
 //
-// The fault can be in the request, not in its host. For example, it has an invalid header, or reading its body fails.
-// Such a request is neither a success nor a failure of its host, so the policies see a refusal. The request is not
-// sent again. For the caller, and for policies around the http.Client, its error is an answer: see
-// [resilience.Answered].
+// A request may fail because the request itself is invalid, for example because of an invalid header, or
+// because reading its body failed. This is neither a success nor a failure of the host, so the policies see a
+// refusal. The request is not retried. For the caller, and for policies around the http.Client, the error is
+// an answer: see [resilience.Answered].
 //
-// If a body is truncated, or exceeds Idle or its timeout while the caller waits for more, a breaker replaces the
-// attempt's success by a failure. The request is not retried. A caller that reads slowly, or cancels, does not affect
-// the policies' view of the server.
+// The body of a successful response may still fail: the connection breaks before its end, or the caller waits
+// for data until Idle or a timeout expires. A breaker then replaces the attempt's success by a failure. The
+// request is not retried. If the caller cancels, or reads too slowly, policies do not count that as a failure
+// of the server.
 //
-// After a successful attempt, a bulkhead of this module holds the slot, and a timeout applies, until the body has been
-// read to its end, the body is closed, or ctx is done. The caller must see to one of these: a body that is never
-// closed is noticed only as bulkhead.ErrFull. Other middleware holds its resources with [resilience.AtEnd]. A stream
-// of events, or the connection after 101 Switching Protocols (which no timeout ends), also holds its slot: use a
-// separate Transport for streams.
+// After a successful attempt, the bulkhead still holds the slot, and timeouts still apply, until the caller
+// has read the body to its end or closed it, or until ctx is done. The caller must make sure that this
+// happens. If bodies are never closed, their slots are never released, and later calls fail with
+// bulkhead.ErrFull. Your own middleware can hold a resource for the same time with [resilience.AtEnd].
 //
-// An attempt ends when its response ends. An upload that is still in progress is then cut off. net/http itself does
-// that over HTTP/1.1, and for a status of 300 or above.
+// A stream of events, or the connection after 101 Switching Protocols, holds its slot until it ends. No
+// timeout ends a connection after 101. Use a separate Transport for streams.
 //
-// A failed response holds no slot. If another attempt may follow, the Transport reads up to 64 KiB of the failed
-// response, for at most 1 second. Otherwise its connection could not be reused.
+// An attempt ends when its response ends. If the upload of the request's body is still in progress, it is cut
+// off. net/http itself does the same over HTTP/1.1, and for any status of 300 or above.
 //
-// The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are released
-// within Read or Close of the body. If ctx is done first, slots are released on another goroutine. There, a panic of a
-// hook ends the program.
+// A failed response holds no slot while its body is read. If another attempt may follow, the Transport reads
+// up to 64 KiB of the failed response, for at most 1 second. Without this, net/http could not reuse the
+// connection.
 //
-// Do not change the fields after the first call to RoundTrip. A Transport is safe for concurrent use; build it once
-// and share it.
+// The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are
+// released during the last Read of the body, or during its Close. If ctx is done earlier, slots are released
+// on another goroutine. If an observer of a policy panics on that goroutine, the program ends.
+//
+// Do not change the fields after the first call to RoundTrip. A Transport is safe for concurrent use; create
+// it once and share it.
 type Transport struct {
-	// Base sends the requests. Nil means the value of [http.DefaultTransport] at the first request, or when
-	// [NewTransport] or [NewClient] is called. If that value is this Transport, or forwards to it, nil means the
-	// value of http.DefaultTransport when the program started.
+	// Base sends the requests. Nil means the value that [http.DefaultTransport] has at the first request. If
+	// the program has set http.DefaultTransport to this Transport, or to a RoundTripper that forwards to it,
+	// nil means the value that http.DefaultTransport had when the program started.
 	//
-	// The network may lose a connection that an earlier request has used. If an attempt receives nothing on such a
-	// connection until a timeout of this module, or for at least 0.9 seconds until the caller's deadline, no other
-	// request uses the connection. If Base is an [http.Transport], the next attempt dials, and other requests on an
-	// HTTP/2 connection finish. For any other Base, the Transport calls CloseIdleConnections, and sets
-	// [http.Request.Close] in the request's next attempt. Over HTTP/2, that attempt is the last on its connection.
+	// The network may silently drop a connection between two requests. The Transport therefore abandons a
+	// reused connection on which an attempt received nothing until a timeout of this module expired. It does
+	// the same if the caller's deadline passed at least 0.9 seconds after the attempt had got the connection.
+	// If Base is an [http.Transport], the next attempt dials a new connection, and other requests on an
+	// abandoned HTTP/2 connection can finish. For any other Base, the Transport calls CloseIdleConnections,
+	// and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, that attempt is the last one
+	// on its connection.
 	Base http.RoundTripper
 
-	// Middleware runs each request; usually it is a [resilience.Chain]. It is applied once, at the first request.
-	// It may call its Func several times, but not concurrently, and not after it has returned. Nil means that Base
-	// receives the requests without policies.
+	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies it once, at the
+	// first request, to a Func that makes one attempt. Middleware may call this Func several times, but not
+	// concurrently, and not after Middleware itself has returned. Nil means no policies.
 	Middleware resilience.Middleware
 
-	// Judge returns the error that the policies see instead of a response, or nil for a success. The policies
-	// classify the error by the methods that it implements; see [resilience]. If the error is not
-	// [resilience.Retryable], no other attempt follows. [Resend] marks an error whose request is sent again even if
-	// its method forbids that. Judge must read from the Ahead, not from the Body. If no attempts remain and the
-	// status is below 400, the caller gets the error and no response. Nil means [DefaultJudge].
+	// Judge decides whether an attempt that received a response has failed. It returns nil for a success, or
+	// the error that the policies see instead of the response. The policies classify the error by its
+	// optional methods; see package [resilience]. If the error is not [resilience.Retryable], no other
+	// attempt follows. If Judge marks the error with [Resend], the request may be sent again even if its
+	// method forbids that.
+	//
+	// If Judge needs the body, it must read from the Ahead, not from the response's Body. If Judge rejects a
+	// response whose status is below 400, and no attempts remain, the caller receives the error and no
+	// response. Nil means [DefaultJudge].
 	Judge func(*http.Response, *Ahead) error
 
-	// RetryAfter, if not nil, returns the time until the server accepts another request, from a field such as
-	// retry-after-ms. It is called for responses that DefaultJudge turns into an error. If it returns zero or less,
-	// the field Retry-After is used.
+	// RetryAfter, if not nil, returns the time to wait before the server accepts another request. It can read
+	// the time from a header field such as retry-after-ms. It is called for responses that [DefaultJudge]
+	// treats as a failure. If it returns zero or less, the header field Retry-After is used.
 	RetryAfter func(*http.Response) time.Duration
 
-	// ResponseHeaderTimeout is the maximum time between the end of writing the request and the header of its
-	// response. It also limits, separately, the time to dial. Neither an upload nor a wait for one of Base's
-	// connections counts. Base must call the hooks of [net/http/httptrace]. Otherwise the time starts at the end of
-	// the request's body, and includes dialing. A longer wait is a failure of the server, and another attempt may
-	// follow. Zero or less means no limit.
+	// ResponseHeaderTimeout is the maximum time to wait for the header of the response after the whole
+	// request has been written. It also limits, separately, the time to dial. The time to upload the
+	// request's body does not count, and neither does a wait for a free connection of Base. If the wait takes
+	// longer, the attempt fails, which counts as a failure of the server, and another attempt may follow.
+	// Zero or less means no limit.
+	//
+	// This requires a Base that calls the hooks of [net/http/httptrace]. With any other Base, the time starts
+	// when the request's body has been read to its end, and includes dialing.
 	ResponseHeaderTimeout time.Duration
 
 	// HoldBody delays a response until the first byte of its body, or the end of the body, has arrived.
-	// ResponseHeaderTimeout includes that wait. A gateway uses HoldBody to retry if the server sends the header and
-	// then nothing. HoldBody delays a stream until its first event.
+	// ResponseHeaderTimeout includes that wait. With HoldBody, a gateway can retry a request if the server
+	// sends a header but no body. A stream is delayed until its first event.
 	HoldBody bool
 
-	// Idle is the maximum time that a Read of the response's body waits for the server. The time between two Reads
-	// does not count. If the server sends nothing for longer, Read fails, and the failure is one of the server. Idle
-	// does not apply after 101 Switching Protocols. Zero or less means no limit.
+	// Idle is the maximum time that a Read of the response's body waits for data. The time between two Reads
+	// does not count. If the server sends nothing for longer, Read fails, which counts as a failure of the
+	// server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
 	Idle time.Duration
 
-	// Prepare, if not nil, is called with the copy of the request that an attempt sends, for example to sign each
-	// copy. Prepare may change the copy. If it replaces the Body, it must close the old Body. If it returns an
-	// error, the request itself is invalid, and the call ends. See [HostOf] before you change the server in Prepare.
+	// Prepare, if not nil, is called before each attempt with the copy of the request that the attempt sends.
+	// Prepare may change the copy, for example to sign it. If it replaces the Body, it must close the old
+	// Body. If it returns an error, the request counts as invalid and is not retried. If Prepare changes the
+	// server that the request is sent to, see [HostOf].
 	Prepare func(*http.Request) error
 
-	// Hedge, if not nil, sends a Replayable request a second time if the first response takes too long. The first
-	// response that is not a failure is returned. The other request is canceled, and its response is closed. Each
-	// request passes through the Middleware, the second one on a separate goroutine. The Hedger needs no Discard. A
-	// request is sent only once if it has a body but no GetBody, a Trailer, or the field Upgrade.
+	// Hedge, if not nil, sends a copy of a request if the response takes too long, provided that the request
+	// may be repeated (see Replayable). The caller receives the first response that is not a failure. The
+	// other copy is canceled, and its response is closed. Each copy passes through the Middleware, the second
+	// one on a separate goroutine. The Hedger needs no Discard. A request is never hedged if it has a body
+	// without a GetBody, if it has a Trailer, or if it has the header field Upgrade.
 	Hedge *hedge.Hedger[*http.Response]
 
-	// HedgeIf, if not nil, reports whether a request may be hedged. Nil means all requests without an
-	// Idempotency-Key or X-Idempotency-Key. If a server is still processing the first request with a key, it answers
-	// the second with 409, and the 409 would be returned.
+	// HedgeIf, if not nil, reports whether a request may be hedged. Nil allows all requests without an
+	// Idempotency-Key or X-Idempotency-Key. Requests with a key are excluded because a server that is still
+	// processing the first copy would respond to the second copy with 409, and the caller would receive that
+	// response.
 	HedgeIf func(*http.Request) bool
 
-	// Replayable reports whether sending a request more than once has the same effect as sending it once. Nil means
-	// that the method, or a field Idempotency-Key or X-Idempotency-Key, decides.
+	// Replayable reports whether a request may be repeated, because sending it more than once has the same
+	// effect as sending it once. Nil means that the method and the header fields Idempotency-Key and
+	// X-Idempotency-Key decide, as described at [Transport].
 	Replayable func(*http.Request) bool
 
-	// MaxBuffer is the maximum size, in bytes, of a body that is copied while it is sent, if its request has no
-	// GetBody. Another attempt sends the copy if the request may be repeated, or was certainly never processed. The
-	// Transport does not read ahead. If it did, a pipe, or a body that depends on the response, would deadlock. Zero
-	// or less means that no body is copied.
+	// MaxBuffer is the maximum size, in bytes, of a request body that the Transport copies while it sends it.
+	// The Transport copies a body only if the request has no GetBody, and sends the copy in the next attempt.
+	// It does not read ahead of the sender, because a pipe, or a body that depends on the response, would
+	// then deadlock. Zero or less means that no body is copied.
 	MaxBuffer int64
 
 	once        sync.Once
 	sender      http.RoundTripper      // used instead of a nil Base
-	mayLeadBack bool                   // sender is no transport of net/http, and may forward to this Transport
-	wrapped     func() resilience.Func // panics each time if Middleware panicked
+	mayLeadBack bool                   // sender may forward to this Transport: it is not an *http.Transport
+	wrapped     func() resilience.Func // returns the guarded makeAttempt; panics each time if Middleware panicked
 	closing     atomic.Bool            // CloseIdleConnections is running
 	abandoned   sync.Map               // maps net.Conn to chan struct{}, which is closed when abandon has returned
-	lastHeard   lastHeard              // when the connections of hedged requests last had a response
+	lastHeard   lastHeard              // times at which the connections of hedged requests last had a response
 
-	// The causes of time limits; nil if there is no limit. Only NewTransport sets the first two. They limit a
-	// request and, once the policies have returned, the reading of its response.
+	// The fields below are the causes with which time limits cancel an attempt. A cause is nil if its limit
+	// is not set. Only NewTransport sets passed and readingPassed. If both are set, passed limits the request
+	// until the policies have returned, and readingPassed limits the reading of the response after that. If
+	// only passed is set, it limits both together.
 	passed, readingPassed, headerPassed, idlePassed *resilience.TimeoutError
 	name                                            string
-	idleByDefault                                   bool // Idle does not apply to streams whose sender may pause
+	idleByDefault                                   bool // Idle is the default and exempts streams whose sender may pause
 }
 
-// RoundTrip sends req through the policies. It returns the response that the policies accepted. Otherwise it returns
-// the response of the last attempt, or an error: Base's error as the policies return it, a refusal, or the end of
-// req's ctx. The error's method Timeout reports a timeout at any depth.
+// RoundTrip sends req through the policies. It returns the response of the successful attempt. If no attempt
+// was successful, it returns the response of the last attempt if there is one, and otherwise an error. The
+// error comes from Base, from a policy that refused the request, or from req's ctx. If the error is or wraps
+// a timeout, its method Timeout returns true.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, _, err := t.roundTrip(req)
 	return resp, err
 }
 
-// roundTrip is like RoundTrip. In addition, it returns the failure that the policies saw instead of resp.
+// roundTrip is like RoundTrip. If resp is a failed response, it also returns the error that the policies saw
+// instead.
 func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, err error) {
 	base := t.base()
 	switch {
 	case t.mayLeadBack && req.Context().Value(t) != nil:
-		resp, err = firstTransport.RoundTrip(req) // t.sender has forwarded the request to t, and would again
+		// t.sender has forwarded this request to t, and would do so again without end.
+		resp, err = firstTransport.RoundTrip(req)
 		return resp, nil, err
 	case t.passes() && !t.mayLeadBack:
 		resp, err = base.RoundTrip(req)
@@ -221,7 +245,8 @@ func (t *Transport) timeout(d time.Duration) *resilience.TimeoutError {
 	return &resilience.TimeoutError{Name: t.name, After: d}
 }
 
-// complete sets the fields of a response that a RoundTripper other than net/http's may leave nil.
+// complete sets the fields Request and Body of a response if a RoundTripper other than net/http's left them
+// nil.
 func complete(resp *http.Response, req *http.Request) {
 	if resp.Request == nil {
 		resp.Request = req
@@ -231,9 +256,10 @@ func complete(resp *http.Response, req *http.Request) {
 	}
 }
 
-// send sends req through the policies. If resp is a failed response, failure is the error that the policies saw. begun
-// is when the Timeout of a client started. h, if not nil, is the hedging that req belongs to. over, if not nil, is
-// called when resp is not read any further.
+// send sends req through the policies. If resp is a failed response, failure is the error that the policies
+// saw instead. begun is the time at which the Timeout of a ClientConfig started. h, if not nil, is the
+// hedging that req belongs to. over, if not nil, is called when the caller has finished reading resp, or when
+// there is no response.
 func (t *Transport) send(
 	req *http.Request, begun time.Time, h *hedging, over func(),
 ) (resp *http.Response, failure, err error) {
@@ -269,7 +295,7 @@ func (t *Transport) send(
 // CloseIdleConnections calls Base's method CloseIdleConnections, if Base has one.
 func (t *Transport) CloseIdleConnections() {
 	if !t.closing.CompareAndSwap(false, true) {
-		return // Base may forward to t, and the recursion would not end
+		return // Base forwards to t; without this check, the recursion would not end
 	}
 	defer t.closing.Store(false)
 	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
