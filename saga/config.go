@@ -9,35 +9,40 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The runner, or the caller of Start or Operate,
-// waits for each call of Inject and Extract. A panic in a hook is logged, and goes no further.
+// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. A panic in Inject or Extract is logged and
+// otherwise ignored.
 type RunnerConfig struct {
-	// Name appears in logs, metrics and the names of owners. It is the same in all processes of a program, and has up
-	// to 100 bytes of UTF-8 without NUL.
+	// Name appears in logs and metrics, and is a prefix of the Owner of each saga that the runner holds. It is the same in
+	// all processes of a program. It has up to 100 bytes of UTF-8 without NUL.
 	Name string
 
-	// LeaseTTL is the time for which a saga belongs to this runner without a heartbeat. The runner sends three
-	// heartbeats in that time. Zero means 15 seconds; the minimum is 10ms.
+	// LeaseTTL is the duration of the lease with which the runner holds a saga. The runner extends its leases by a
+	// heartbeat three times in each LeaseTTL. If its process crashes, other runners can take the saga over after the lease
+	// has expired. Zero means 15 seconds; the minimum is 10ms.
 	LeaseTTL time.Duration
-	// Poll is the interval at which the runner looks for due sagas, and Result for the end of one. Zero means 1 second.
+	// Poll is the interval at which the runner queries the store for due sagas, and at which [Handle.Result] checks
+	// whether a saga has ended. Zero means 1 second.
 	Poll time.Duration
-	// Concurrency limits the number of sagas that the runner holds. A saga that waits for a signal, for children, or
-	// for more than LeaseTTL/3, is not held. Zero means 64; the maximum is 10,000.
+	// Concurrency limits the number of sagas that the runner holds at the same time. A runner does not hold a saga while
+	// the saga waits for a signal, for children, or for more than LeaseTTL/3. Zero means 64; the maximum is 10,000.
 	Concurrency int
-	// Drain is the time for which attempts may continue after the ctx of Run is done. Zero means 10 seconds; [None]
-	// means that they are canceled immediately.
+	// Drain is the time for which attempts may continue after the ctx of [Runner.Run] is done. After that time, the ctx of
+	// the attempts is canceled. Zero means 10 seconds; [None] means that it is canceled immediately.
 	Drain time.Duration
-	// MaxTakeovers is the number of times that a saga may be taken over from crashed processes, which it may have
-	// killed, before one of its steps succeeds. After that the saga is stuck. Zero means 10; [Unlimited] means no limit.
+	// MaxTakeovers is the number of times that runners may take a saga over from crashed processes before one of its steps
+	// succeeds. If the number is exceeded, the saga is stuck, because its steps may have crashed the processes. Zero means
+	// 10; [Unlimited] means no limit.
 	MaxTakeovers int
 
-	// Retention is the time for which sagas are kept after they have ended.
+	// Retention is the time for which the store keeps sagas after they have ended.
 	Retention Retention
 
-	// Inject returns the text that a saga carries from the ctx of its Start to its steps, such as a trace context: up to
-	// 4 KiB of UTF-8. A longer text is dropped. Nil means no text.
+	// Inject returns a text that is stored with a new saga, such as the trace context of ctx, which is the ctx of Start or
+	// StartTx. The text may have up to 4 KiB of UTF-8; a longer text is dropped. Start waits for Inject. Nil means no
+	// text.
 	Inject func(context.Context) string
-	// Extract returns ctx with the text that a saga carries, for its steps and observers in any process. Nil means ctx.
+	// Extract returns ctx with the text that Inject returned. The result is the ctx of the saga's steps and observers, in
+	// any process. The runner waits for Extract. Nil means that ctx remains unchanged.
 	Extract func(ctx context.Context, carried string) context.Context
 }
 
@@ -71,18 +76,19 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	return c
 }
 
-// Retention is the time for which sagas are kept in the store after they have ended. It must be longer than the time
-// in which their Start may be repeated: if a saga was deleted, Start runs it again. In each field, zero means 30 days,
-// and [Unlimited] means forever. Children are deleted with their parent.
+// Retention is the time for which the store keeps sagas after they have ended, for each final status. If Start is
+// repeated after the saga was deleted, the saga runs again. So the retention must be longer than the time in which a
+// program may repeat a Start. In each field, zero means 30 days, and [Unlimited] means forever. Children are deleted
+// with their parent.
 type Retention struct {
-	Completed   time.Duration // of sagas that are Completed
-	Compensated time.Duration // of sagas that are Compensated
-	Abandoned   time.Duration // of sagas that are Abandoned
+	Completed   time.Duration // the retention of Completed sagas
+	Compensated time.Duration // the retention of Compensated sagas
+	Abandoned   time.Duration // the retention of Abandoned sagas
 }
 
 const defaultRetention = 30 * 24 * time.Hour
 
-// A retained is the retention of sagas with a status.
+// A retained is a field of a Retention, with the status of the sagas to which it applies.
 type retained struct {
 	status Status
 	field  string

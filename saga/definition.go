@@ -24,10 +24,11 @@ const (
 
 	defaultAttempts     = 3
 	defaultUndoAttempts = 20
-	defaultTimeout      = time.Minute // of an attempt
+	defaultTimeout      = time.Minute // the maximum duration of an attempt
 )
 
-// A program is a checked definition without the type of its state. A state is an any that holds a *S.
+// A program is a valid Saga[S] without its type parameter. Functions of a program receive the state as an any that
+// contains a *S.
 type program struct {
 	name    string
 	version int
@@ -44,13 +45,14 @@ type program struct {
 	children  bool // a step has children
 
 	state  reflect.Type
-	isJSON bool // there is no Codec
+	isJSON bool // Saga.Codec is nil
 	encode func(s any) ([]byte, error)
 	decode func(data []byte) (any, error)
 	tenant func(s any) string // nil if Saga.Tenant is nil
 }
 
-// A step is a Step with its defaults and with properties that follow from its position.
+// A step is a [Step] without its type parameter. It has the default values, and properties that follow from other
+// fields.
 type step struct {
 	name          string
 	do, undo      func(ctx context.Context, s any) error
@@ -69,18 +71,19 @@ type step struct {
 	readOnly      bool // never undone
 	hasUndo       bool
 	failsClean    bool // a Do that failed or was interrupted took no effect
-	onlyWaits     bool // the step is done when its wait ends
+	onlyWaits     bool // the step has no Do, DoTx or Child, and is done when its wait ends
 	readOnlyAsked bool
 	group         int
 }
 
-// A group is steps[first:end], which run in parallel and are undone together.
+// A group is the range steps[first:end] of a program. The steps of a group run in parallel, and are undone in parallel.
 type group struct{ first, end int }
 
 // gated reports whether the step waits before its Do starts.
 func (st *step) gated() bool { return st.delay > 0 || st.await != "" }
 
-// calls returns the function that an attempt calls: fn or tx.
+// calls returns the function that an attempt calls: fn or, if the function needs a transaction, tx. The other one is
+// nil.
 func (st *step) calls(op Op) (fn func(context.Context, any) error, tx func(context.Context, *sql.Tx, any) error) {
 	if op == OpUndo {
 		return st.undo, st.undoTx
@@ -92,8 +95,8 @@ func (p *program) definition() store.Definition {
 	return store.Definition{Saga: p.name, Version: p.version}
 }
 
-// A cachedProgram belongs to one definition. A copy of a definition copies the cache too and may then be changed. The
-// field definition identifies the original.
+// A cachedProgram is the program of a definition. A copy of a Saga also copies its cache, but may have been changed
+// since then. So the field definition identifies the Saga to which the program belongs.
 type cachedProgram[S any] struct {
 	definition *Saga[S]
 	*program
@@ -110,12 +113,12 @@ func (sg *Saga[S]) program() (*program, error) {
 		return nil, err
 	}
 	if !sg.cached.CompareAndSwap(cached, cachedProgram[S]{sg, p}) {
-		return sg.program() // a concurrent first call, which Register must not mistake for another definition
+		return sg.program() // a concurrent call was first; Register needs the same *program
 	}
 	return p, nil
 }
 
-// Validate returns an error that names everything that is wrong, or nil.
+// Validate returns an error that lists all problems of the definition, or nil if there are none.
 func (sg *Saga[S]) Validate() error {
 	_, err := sg.check()
 	return err
@@ -259,7 +262,7 @@ func (p *program) checkStep(i int) error {
 	f.Need(!beside || !st.pivot, "Pivot", true, "false in a step that runs beside another")
 	f.Need(!beside || st.await == "", "Await", quoted(st.await, maxName), `"" in a step that runs beside another`)
 	f.Need(!st.pivot || i == p.pivot, "Pivot", true, fmt.Sprintf("false, as %q is the pivot", p.pivotName))
-	before := "before the pivot" // where a step may be undone
+	before := "before the pivot" // the position of steps that may have to be undone
 	if p.pivot < 0 {
 		before += ", and there is none"
 	}
@@ -273,7 +276,7 @@ func validName(s string) bool {
 	return s != "" && len(s) <= maxName && utf8.ValidString(s) && !strings.Contains(s, "\x00")
 }
 
-// quoted returns s for an error text, or its length if s is longer than most.
+// quoted returns s in quotes for an error text, or the length of s if it is longer than most bytes.
 func quoted(s string, most int) string {
 	if len(s) > most {
 		return fmt.Sprintf("%d bytes long", len(s))
@@ -281,8 +284,8 @@ func quoted(s string, most int) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// coders returns the functions that encode and decode the state of a definition. They copy the bytes, because a Codec
-// may share them with the state, which a step changes.
+// coders returns the functions that encode and decode the state of a definition. They copy the encoded bytes, because a
+// Codec may share memory between the bytes and the state, and a step changes the state.
 func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error)) {
 	write := func(s *S) ([]byte, error) { return json.Marshal(s) }
 	read := func(data []byte, s *S) error { return json.Unmarshal(data, s) }
@@ -306,8 +309,9 @@ func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([
 	return encode, decode
 }
 
-// encodeNew encodes a state, and returns an error if decoding does not restore it. Otherwise the process that takes
-// the saga over would be stuck or continue with another state. A Codec may encode the same state in different ways.
+// encodeNew encodes the state of a new saga. It returns an error if decoding does not restore the state, because a
+// process that takes the saga over would then be stuck or continue with another state. If there is a Codec, encodeNew
+// does not compare the states, because a Codec may encode the same state in different ways.
 func (p *program) encodeNew(s any) ([]byte, error) {
 	data, err := p.encode(s)
 	if err != nil {
@@ -324,8 +328,8 @@ func (p *program) encodeNew(s any) ([]byte, error) {
 	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
 }
 
-// encodeFrom encodes a state that was decoded from was, possibly by another build of the program. With the default
-// Codec, the fields of was that this program does not know are kept.
+// encodeFrom encodes the state s, which was decoded from the bytes in was. Another build of the program may have
+// written them. With the default Codec, fields of was that this program does not know are preserved.
 func (p *program) encodeFrom(s any, was []byte) ([]byte, error) {
 	data, err := p.encode(s)
 	if err != nil {
@@ -334,7 +338,7 @@ func (p *program) encodeFrom(s any, was []byte) ([]byte, error) {
 	return p.keepUnknown(data, was), nil
 }
 
-// keepUnknown returns data, an encoded state, with those fields of was that this program does not know.
+// keepUnknown returns data, an encoded state, and adds those fields of was that this program does not know.
 func (p *program) keepUnknown(data, was []byte) []byte {
 	if !p.isJSON || bytes.Equal(data, was) {
 		return data
@@ -347,7 +351,7 @@ func (p *program) keepUnknown(data, was []byte) []byte {
 	return keepUnknown(p.state, data, was)
 }
 
-// hasAwait reports whether a step awaits the signal.
+// hasAwait reports whether any step of the saga awaits the signal.
 func (p *program) hasAwait(signal string) bool {
 	return slices.ContainsFunc(p.steps, func(st step) bool { return st.await == signal })
 }
@@ -357,15 +361,16 @@ func (p *program) index(name string) int {
 	return slices.IndexFunc(p.steps, func(st step) bool { return st.name == name })
 }
 
-// merge returns the state with the changes that an attempt has made to base, its copy.
+// merge returns state with the changes that an attempt made. base is the state with which the attempt started, and
+// changed is the state that it returned.
 func (p *program) merge(state, base, changed []byte) ([]byte, error) {
-	// All states are decoded, since encoding may change a value: a time loses its monotonic clock, which is no change
-	// made by a step.
+	// All three states are decoded, so they can be compared. A state in memory would differ even if the step did not
+	// change it: for example, encoding removes the monotonic clock of a time.
 	var states [3]any
 	for i, data := range [][]byte{state, base, changed} {
 		var err error
 		if states[i], err = p.decode(data); err != nil {
-			return nil, err // the attempt is in doubt
+			return nil, err // the outcome of the attempt is unknown
 		}
 	}
 	if err := mergeState(states[0], states[1], states[2]); err != nil {
@@ -386,7 +391,7 @@ func (p *program) merge(state, base, changed []byte) ([]byte, error) {
 	return nil, errors.New("saga: two steps that run in parallel have both changed fields that this program does not know")
 }
 
-// tenantOf returns the tenant of a new saga with an encoded state.
+// tenantOf returns the tenant of a new saga whose encoded state is data.
 func (p *program) tenantOf(data []byte) (string, error) {
 	if p.tenant == nil {
 		return "", nil
@@ -403,7 +408,7 @@ func (p *program) tenantOf(data []byte) (string, error) {
 	return tenant, nil
 }
 
-// kept returns an error if the default Codec loses a part of the state.
+// kept returns an error if the definition has no Codec and JSON would lose a part of the state.
 func (p *program) kept() error {
 	if !p.isJSON {
 		return nil

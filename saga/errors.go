@@ -13,50 +13,52 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// These are the reasons for which a saga did not complete. An [*Error] matches them.
+// These errors report why a saga did not complete. An [*Error] matches them with [errors.Is].
 var (
-	ErrCompensated = errors.New("saga: compensated") // its steps were undone
-	ErrStuck       = errors.New("saga: stuck")       // it needs an operator
-	ErrAbandoned   = errors.New("saga: abandoned")   // an operator ended it as it was
+	ErrCompensated = errors.New("saga: compensated") // the saga's steps were undone
+	ErrStuck       = errors.New("saga: stuck")       // the saga needs an operator; see Runner.Operate
+	ErrAbandoned   = errors.New("saga: abandoned")   // an operator ended the saga without undoing its steps
 
-	ErrCanceled = errors.New("saga: canceled")          // the reason why a saga was undone after Cancel
-	ErrDeadline = errors.New("saga: deadline exceeded") // the reason why a saga was undone after Saga.Timeout
-	ErrNoSignal = errors.New("saga: no signal in time") // the error of a step after AwaitFor
+	ErrCanceled = errors.New("saga: canceled")          // the saga was undone because of Handle.Cancel
+	ErrDeadline = errors.New("saga: deadline exceeded") // the saga was undone because of Saga.Timeout
+	ErrNoSignal = errors.New("saga: no signal in time") // a step failed because of Step.AwaitFor
 )
 
-// These are the reasons for which a call failed.
+// These errors report why a call to a method of a Handle or an Engine failed.
 var (
 	ErrNotFound      = store.ErrNotFound                             // no saga has the id
-	ErrExists        = errors.New("saga: id in use")                 // by a saga of another definition or parent
-	ErrNotRegistered = errors.New("saga: definition not registered") // or not in this version
-	ErrNotAllowed    = errors.New("saga: not allowed")               // in the present status
-	ErrNoTx          = errors.New("saga: no transactions")           // the engine or its store has none
+	ErrExists        = errors.New("saga: id in use")                 // a saga of another definition or parent has the id
+	ErrNotRegistered = errors.New("saga: definition not registered") // the saga's definition or its version is unknown
+	ErrNotAllowed    = errors.New("saga: not allowed")               // the saga's status does not allow the operation
+	ErrNoTx          = errors.New("saga: no transactions")           // the engine or its store has no transactions
 )
 
 var (
-	// errLost is the cause of an attempt's ctx if the runner no longer holds the saga.
+	// errLost is the cause with which an attempt's ctx is canceled if the runner no longer holds the saga.
 	errLost = errors.New("saga: no longer held")
-	// errDraining is the cause of an attempt's ctx if the runner was stopped and RunnerConfig.Drain has elapsed.
+	// errDraining is the cause with which an attempt's ctx is canceled if the runner was stopped and RunnerConfig.Drain
+	// has elapsed.
 	errDraining = errors.New("saga: runner stopped")
 )
 
 // An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and
-// unwraps to Err and the errors in Failed. After [Run] these are the errors of the steps. From Result they are texts,
-// which match only ErrCanceled, ErrDeadline and ErrNoSignal.
+// unwraps to Err and to the errors in Failed. An Error from [Run] contains the errors that the steps returned. An Error
+// from [Handle.Result] contains only their recorded texts, so it matches no other errors than ErrCanceled, ErrDeadline
+// and ErrNoSignal.
 type Error struct {
 	Saga   string    // the Name of the definition
 	ID     string    // empty from Run
 	Status Status    // Compensated, Stuck or Abandoned
-	Step   string    // the step at which the saga turned back or stopped
-	Err    error     // the error of that step, or ErrCanceled, ErrDeadline, the end of ctx or an operator's note
+	Step   string    // the step at which the saga turned back or got stuck
+	Err    error     // the error of Step, ErrCanceled, ErrDeadline, why ctx is done, or an operator's note
 	Failed []Failure // the steps that could neither be done nor undone
 }
 
 // A Failure is a step that could neither be done nor undone.
 type Failure struct {
 	Step string // the Name of the step
-	Op   Op     // the operation that failed for good
-	Err  error  // the error of its latest attempt
+	Op   Op     // the operation that failed permanently
+	Err  error  // the error of the latest attempt of Op
 }
 
 // Error returns the definition, the id, the status, the step and the errors of the saga in one line.
@@ -82,7 +84,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Is reports whether target is the error of e.Status, such as [ErrCompensated].
+// Is reports whether target is the error for e.Status: [ErrCompensated], [ErrStuck] or [ErrAbandoned].
 func (e *Error) Is(target error) bool {
 	switch e.Status {
 	case Compensated:
@@ -109,33 +111,36 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// Retryable returns false: the saga has ended.
+// Retryable returns false: the saga has ended or needs an operator.
 func (e *Error) Retryable() bool { return false }
 
-// Refused returns false: steps were called.
+// Refused returns false, because steps of the saga were called.
 func (e *Error) Refused() bool { return false }
 
 // Answered reports whether the saga was undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Permanent marks the error of a step that another attempt cannot help. The step may have taken effect, so it is
-// undone. An error with Answered() true, and without Retryable() true, is permanent too. A refusal of a policy is not,
-// even inside Permanent, nor is an error with Retryable() false, which is about one call. Permanent(nil) is nil.
+// Permanent marks err as permanent: another attempt of the step cannot help. The step is not retried. It may have taken
+// effect, so it is undone when the saga turns back. Permanent(nil) is nil.
+//
+// An error whose Answered method returns true is also permanent, unless its Retryable method returns true. A Retryable
+// method that returns false does not make an error permanent, because it is about a single call. The error of a policy
+// that refused the call is never permanent, even inside Permanent.
 func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
-// Declined marks the error of a step that its participant declined for good: no attempt of it has taken effect or ever
-// will, not even one that is still on its way. The step is neither retried nor undone, and a pivot turns back.
-// Declined(nil) is nil.
+// Declined marks err as the participant's final rejection of a command: no attempt of the step has taken effect or ever
+// will, not even a request that is still in transit. The step is neither retried nor undone. If the step is the pivot,
+// the saga turns back. Declined(nil) is nil.
 //
-// Only a participant that remembers the decision can decline a command, as [Apply] does. Joined errors are declined
-// only if all of them are. A refusal of a policy is not, even inside Declined.
+// A participant may return Declined only if it records the decision, as [Apply] does. Joined errors are declined only
+// if all of them are. The error of a policy that refused the call is never declined, even inside Declined.
 func Declined(err error) error { return wrapFinal(err, declined) }
 
-// withoutEffect marks err as the error of an attempt that took no effect and is not retried. Earlier attempts may have
-// taken effect.
+// withoutEffect marks err as the error of an attempt that took no effect and must not be retried. Earlier attempts may
+// have taken effect.
 func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
-// IsDeclined reports whether err is [Declined], perhaps by a participant in another process.
+// IsDeclined reports whether err was marked by [Declined], possibly by a participant in another process.
 func IsDeclined(err error) bool {
 	return effectOf(err) == declined && !behavior.IsRefused(err)
 }
@@ -149,7 +154,7 @@ func wrapFinal(err error, is effect) error {
 
 type finalError struct {
 	err    error
-	effect effect // mayHaveApplied means that err decides
+	effect effect // if it is mayHaveApplied, effectOf reads the effect from err
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -157,8 +162,8 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// MaybeApplied marks the error of a step that may have taken effect, whatever err itself says: use it if a policy
-// refuses the second of two calls of a Do. MaybeApplied(nil) is nil.
+// MaybeApplied marks err as the error of a step that may have taken effect, whatever err itself reports. Use it if a Do
+// makes two calls and a policy refuses the second one. MaybeApplied(nil) is nil.
 func MaybeApplied(err error) error {
 	if err == nil {
 		return nil
@@ -173,8 +178,9 @@ func (e *maybeAppliedError) Unwrap() error  { return e.err }
 func (e *maybeAppliedError) Refused() bool  { return false }
 func (e *maybeAppliedError) Answered() bool { return false }
 
-// isFinal reports whether the step is not retried after err. read is the classification of err. Retryable() of a
-// failure has no effect: it is about one call, and the command ID makes it safe to repeat an attempt.
+// isFinal reports whether the step is not retried after err. read is the classification of err. If err is not a
+// participant's answer, its Retryable method has no effect: it is about one call, and the command ID makes it safe to
+// repeat an attempt.
 func isFinal(err error, read behavior.End) bool {
 	if _, ok := errors.AsType[*finalError](err); ok {
 		return true
@@ -192,7 +198,7 @@ type end struct {
 	retryAfter time.Duration
 }
 
-// An effect is what is known about the effect of a failed Do.
+// An effect describes whether a failed Do may have taken effect.
 type effect int
 
 const (
@@ -201,8 +207,8 @@ const (
 	declined                     // no attempt took effect or ever will
 )
 
-// classify returns the result of an attempt from its error. failsClean means that a failed Do of the step has no
-// effect.
+// classify returns the result of an attempt that returned err. failsClean reports whether a Do of the step has no
+// effect if it fails.
 func classify(err error, failsClean bool) (e end) {
 	if err == nil {
 		return e
@@ -227,7 +233,7 @@ func effectOf(err error) effect {
 		}
 		return e.effect
 	case *maybeAppliedError, *Error, *panics.Error:
-		return mayHaveApplied // the wrapped error is about a part of the attempt
+		return mayHaveApplied // the wrapped error is about only a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -249,20 +255,20 @@ func effectOf(err error) effect {
 	return mayHaveApplied
 }
 
-// errTxEnded is the error of a DoTx or UndoTx that committed or rolled back its transaction. It may have taken effect
-// without a log entry.
+// errTxEnded is the error of a DoTx or UndoTx that committed or rolled back its transaction. The step may have taken
+// effect although the log has no entry for it.
 var errTxEnded = errors.New("saga: the step has ended its transaction itself")
 
 var errExited = errors.New("saga: a step called runtime.Goexit")
 
-// endedItself reports whether a transaction with error err was ended by its step. The transaction also ends when ctx
-// is done.
+// endedItself reports whether a step has committed or rolled back its transaction itself. err is the error of a later
+// operation on the transaction. If ctx is done, the step did not end the transaction: database/sql rolled it back.
 func endedItself(ctx context.Context, err error) bool {
 	return errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
 }
 
-// turnedBack is the cause of an attempt's ctx if the saga turns back. It matches the reason but does not unwrap to it,
-// because errors.As would then find the Declined error of another step.
+// turnedBack is the cause with which an attempt's ctx is canceled if the saga turns back. It matches the reason but
+// does not unwrap to it: otherwise errors.As would find the Declined error of another step.
 type turnedBack struct{ why error }
 
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }

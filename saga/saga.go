@@ -1,5 +1,6 @@
-// Package saga runs a series of steps, each with the work that undoes it. Even across crashes, every saga ends
-// completed or compensated, or is reported as stuck.
+// Package saga runs sequences of steps that can be undone. Each step has a function that does its work (Do) and a
+// function that undoes it (Undo). Even across crashes, every saga ends as completed (all steps are done) or compensated
+// (all steps are undone), or is reported as stuck until an operator acts.
 //
 //	trip := &saga.Saga[Trip]{
 //		Name: "trip", Version: 1,
@@ -10,10 +11,10 @@
 //			{Name: "tickets", Do: sendTickets},
 //		},
 //	}
-//	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory, nothing durable
+//	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory: lost if the process crashes
 //
-// A [Runner] runs sagas durably: each saga is a row in your own database (package sqlstore). There is no server, no
-// broker and no deterministic replay.
+// A [Runner] runs sagas durably: each saga is a row in your own database, which package sqlstore manages. Sagas need no
+// additional server and no message broker, and their code is not replayed deterministically.
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "travel"})
 //	trips := saga.Register(runner, trip)
@@ -23,30 +24,37 @@
 //
 // # Guarantees
 //
-//   - Each Do and Undo is called at least once, with a stable command id. DoTx and UndoTx apply exactly once.
-//   - A saga turns back when it stops going forward and starts to undo its steps. Once a saga has turned back, no Do
-//     is started that would have to be undone.
-//   - While the database and one process with the definition live, every saga ends or is stuck, which
-//     [Runner.Observe] reports and [Runner.Operate] resolves.
-//   - Sagas are not isolated from each other.
+//   - A Do or Undo may be called more than once, always with the same command ID (see [Command]). The database changes
+//     of a DoTx or UndoTx are applied exactly once.
+//   - A saga turns back when it stops going forward and starts to undo its steps. After a saga has turned back, it
+//     starts no Do that would have to be undone.
+//   - If the database and at least one process with the saga's definition are running, every saga ends or becomes
+//     stuck. [Runner.Observe] reports stuck sagas, and [Runner.Operate] lets an operator resolve them.
+//   - Sagas are not isolated from each other: the effects of a step are visible before its saga ends.
 //
 // # What a Do returns
 //
-// A step whose reply is lost may have taken effect. It is called again with the same command id, and undone if the
-// saga turns back. So a participant must apply each command id once, as [Apply] does, and Undo must work for a Do
-// that never took effect. Package sagatest tests both.
+// A participant is the service or database that a step calls. If a participant's reply is lost, the step may have taken
+// effect. Its Do is called again with the same command ID, and the step is undone if the saga turns back. So a
+// participant must apply each command ID only once, as [Apply] does, and Undo must work even if Do never took effect.
+// Package sagatest tests both.
 //
-//	                       tried again         undone   meaning
-//	nil                    no                  yes      the step is done
-//	any other error        up to Attempts      yes      the step may have taken effect
-//	Permanent(err)         no                  yes      it may have taken effect; another attempt cannot help
-//	Declined(err)          no                  no       the participant declined it for good; it never takes effect
-//	MaybeApplied(err)      up to Attempts      yes      as any other error, whatever err itself reports
-//	a refusal              until it is made    no       a policy, such as an open breaker, did not make the call
-//	an answer              no                  yes      as Permanent, unless it is Retryable
+// The result of a Do decides whether the step is retried, and whether it is undone if the saga turns back:
 //
-// A refusal does not settle an earlier attempt that may have taken effect: the step is undone. At a pivot without an
-// Undo, Permanent makes the saga stuck: an operator must find out. Only nil and Declined settle that pivot.
+//	                       retried           undone   meaning
+//	nil                    no                yes      the step is done
+//	any other error        up to Attempts    yes      the step may have taken effect
+//	Permanent(err)         no                yes      the step may have taken effect; another attempt cannot help
+//	Declined(err)          no                no       the participant rejected the command; it never takes effect
+//	MaybeApplied(err)      up to Attempts    yes      the step may have taken effect, whatever err itself reports
+//	a refusal              without a limit   no       a policy, such as an open breaker, did not make the call
+//	an answer              no                yes      as Permanent(err), unless the error is Retryable
+//
+// A refusal is an error whose Refused method returns true. An answer is an error whose Answered method returns true.
+//
+// If an earlier attempt of a step may have taken effect, the step is undone even if later attempts are refused. If a
+// pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether the pivot took
+// effect. Only nil and Declined report the outcome of such a pivot with certainty.
 //
 // docs/saga.md is the guide.
 //
@@ -63,103 +71,118 @@ import (
 )
 
 const (
-	Unlimited = -1       // means no limit, in a field that accepts Unlimited
-	None      = -1 << 31 // means no time, in a field that accepts None
+	Unlimited = -1       // means no limit, in fields whose comments mention Unlimited
+	None      = -1 << 31 // means a duration of zero, in fields whose comments mention None
 )
 
-// A Saga is a definition. S is the state that its steps share. A Saga must not change once it is in use.
+// A Saga is the definition of a saga: its name, its steps and its limits. S is the type of the state that the steps
+// share. A Saga must not be changed after it was passed to [Run], [Register] or [Define].
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8
-	// Version identifies the steps and the state. It must be 0 or more. It increases when a step is added, removed,
-	// renamed or moved, when other steps run in parallel, or when another step is the pivot. It also increases when a
-	// field of the state is renamed, gets another type or another meaning. While there are sagas of the old version,
-	// pass that to [Register] too.
+	// Version identifies the steps and the type of the state. It must be 0 or more. Increase it if a step is added,
+	// removed, renamed or moved, if a different set of steps runs in parallel, or if a different step is the pivot. Also
+	// increase it if a field of the state is renamed, or if the type or the meaning of a field changes. While sagas of the
+	// old version exist, pass the old definition to [Register] together with the new one.
 	//
-	// A new field needs no new version: processes of an older build, which do not know the field, keep its value if the
-	// Codec is nil. They do so in nested structs, maps and slices, but not in types with an UnmarshalJSON, nor in an
-	// element of a slice that a step both changes and moves. Sagas that began before have the zero value.
+	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the field,
+	// but they preserve its value, also in nested structs, maps and slices. They lose it in two cases: in a type that has
+	// its own methods for JSON or text encoding, such as UnmarshalJSON, and in an element of a slice if a step both
+	// changes that element and moves it. In sagas that were started before the field existed, it has its zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
-	// Timeout is the time that the saga may take until its pivot, or without a pivot its last step, is done. After
-	// that time the saga turns back, unless the outcome of a pivot without Undo is unknown. Zero means no limit.
+	// Timeout is the time that the saga may take until its pivot is done, or until its last step is done if there is no
+	// pivot. After that time the saga turns back, unless the outcome of a pivot without Undo is unknown. Zero means no
+	// limit.
 	Timeout time.Duration
-	// Codec encodes the state. Nil means JSON, which keeps fields that this build of the program does not know; see
-	// Version. With another Codec, a new field needs a new Version unless the Codec keeps such fields.
+	// Codec encodes and decodes the state. Nil means JSON, which preserves fields that this build of the program does not
+	// know; see Version. With another Codec, a new field of the state needs a new Version, unless the Codec also preserves
+	// unknown fields.
 	Codec Codec[S]
-	// Tenant returns the tenant on whose behalf a saga with the state runs, or "": up to 100 bytes of UTF-8 without
-	// NUL. It is called when the saga starts, and its result is stored with the saga. Due sagas
-	// of different tenants take turns in a Runner. Nil means no tenant.
+	// Tenant returns the tenant for which a saga with the state s runs: up to 100 bytes of UTF-8 without NUL, or "" for no
+	// tenant. It is called when the saga starts, and its result is stored with the saga. A Runner alternates between the
+	// due sagas of different tenants, so a tenant with many sagas does not delay the others. Nil means no tenant.
 	Tenant func(s S) string
 
 	cached atomic.Value // of cachedProgram[S]
 }
 
-// A Step is a command to a participant, and the work that undoes it. One of Do, DoTx and Child is set, or none of them
-// in a step that only waits for a Delay or an Await.
+// A Step is a command to a participant (the service or database that the step calls), and the function that undoes it.
+// Exactly one of Do, DoTx and Child must be set. A step that only waits for a Delay or an Await has none of them.
 type Step[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8 without "/"; unique in the saga
 
-	// Do does the step. It may be called again after it took effect, with the same command id. The package
-	// documentation has the meaning of its error.
+	// Do does the work of the step. It may be called again after it took effect, with the same command ID. See the package
+	// documentation for the meaning of its error.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do. It may be called several times, for a Do that never took effect, and before a delayed request
-	// of Do reaches the participant. Undo may be nil in the pivot, in every step after it, and with ReadOnly or Child.
+	// Undo undoes Do. It may be called several times, even if Do never took effect. It may also be called before a delayed
+	// request of Do reaches the participant, which must then reject that request. The pivot and the steps after it need no
+	// Undo. All other steps need an Undo or UndoTx, except for steps with ReadOnly, steps with Child, and steps that only
+	// wait: these must have neither.
 	Undo func(ctx context.Context, s *S) error
 
-	// DoTx is a Do in a transaction of the store's database that also records the step, so that it applies exactly
-	// once. If DoTx returns an error, tx is rolled back and changes to s are discarded. On PostgreSQL and MySQL, tx
-	// is READ COMMITTED, whatever the server's default is: lock the rows that a decision depends on. On SQLite, DoTx
-	// must end within LeaseTTL/3. DoTx must not end tx. It delays other steps of the saga.
+	// DoTx is like Do, but its changes are applied exactly once. It makes them in tx, a transaction of the store's
+	// database in which the runner also records that the step is done. If DoTx returns an error, tx is rolled back and
+	// changes to s are discarded. DoTx must not commit tx or roll it back. The results of parallel steps are not recorded
+	// while DoTx runs.
+	//
+	// On PostgreSQL and MySQL, the isolation level of tx is READ COMMITTED, whatever the server's default is: lock the
+	// rows that a decision depends on. On SQLite, DoTx must return within a third of RunnerConfig.LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
-	// UndoTx is an Undo in such a transaction.
+	// UndoTx is like Undo, but makes its changes in a transaction as DoTx does.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// Child makes the step consist of one or more sagas. See [ChildOf].
+	// Child makes the step start one or more other sagas and wait for them. See [ChildOf].
 	Child *Child[S]
 
-	// Parallel makes the step run in parallel with the one before it. If one of them fails for good, all of them are
-	// canceled and undone. The first step, a pivot, and a step with Await cannot be parallel.
+	// Parallel makes the step run in parallel with the step before it. If one of several parallel steps fails permanently,
+	// the others are canceled, and all of them are undone. The first step cannot be Parallel. A pivot and a step with
+	// Await cannot run in parallel with other steps.
 	Parallel bool
 
 	// Delay is the time that the step waits before it starts. Zero means no wait.
 	Delay time.Duration
-	// Await is the name of a signal that the step waits for after Delay, up to 100 bytes. See [Handle.Signal]. Empty
-	// means no signal.
+	// Await is the name of a signal that the step waits for after Delay. It has up to 100 bytes. [Handle.Signal] sends a
+	// signal. Empty means that the step waits for no signal.
 	Await string
-	// AwaitFor limits the wait: if no signal has come after that time, the step fails with [ErrNoSignal], without
-	// effect. A signal that comes later still counts if no runner has ended the wait yet. Zero means no limit.
+	// AwaitFor limits the time for which the step waits for the signal. If the signal has not arrived by then, Do is not
+	// called, and the step fails with [ErrNoSignal]. A signal that arrives later still counts if no runner has ended the
+	// wait yet. Zero means no limit.
 	AwaitFor time.Duration
 
 	// ReadOnly declares that Do changes nothing, so that the step is never undone.
 	ReadOnly bool
 
-	// Pivot marks the point of no return. Later steps are retried until they succeed; if one of them returns
-	// [Permanent] or [Declined], the saga is stuck. A pivot without Undo is retried until it returns nil or Declined,
-	// whatever Attempts and Saga.Timeout are, and even after [Handle.Cancel]; Permanent makes the saga stuck.
+	// Pivot marks the point of no return: once this step is done, the saga no longer turns back. Later steps are retried
+	// until they succeed. If one of them returns [Permanent] or [Declined], the saga is stuck.
+	//
+	// If a pivot has no Undo and may have taken effect, it is retried until it returns nil or Declined, whatever Attempts
+	// and Saga.Timeout are, and even after [Handle.Cancel]. If it returns Permanent, the saga is stuck.
 	Pivot bool
 
-	// Timeout limits each attempt. Zero means 1 minute; [Unlimited] means no limit.
+	// Timeout limits the duration of each attempt. Zero means 1 minute; [Unlimited] means no limit.
 	Timeout time.Duration
-	// Attempts limits the calls of Do, without refusals. Zero means 3; [Unlimited] means no limit, as always after
-	// the pivot.
+	// Attempts limits the number of attempts of Do. Attempts that a policy refused do not count. Zero means 3; [Unlimited]
+	// means no limit. Steps after the pivot never have a limit.
 	Attempts int
-	// UndoAttempts limits the calls of Undo, without refusals, before the saga is stuck. Zero means 20; [Unlimited]
-	// means no limit.
+	// UndoAttempts limits the number of attempts of Undo. After the last one has failed, the saga is stuck. Attempts that
+	// a policy refused do not count. Zero means 20; [Unlimited] means no limit.
 	UndoAttempts int
-	// Backoff returns the wait after attempt 1, 2 and so on, unless the error has a longer RetryAfter(), of up to 1
-	// hour. Nil means Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait before the next attempt, given the number of the failed attempt, from 1. If the error has a
+	// method RetryAfter() that returns a longer time, the step waits for that time instead, up to about 1 hour. Nil means
+	// Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do and Undo, but not of DoTx and UndoTx, in policies, such as the Wrap of a
-	// breaker. A Retrier in it retries only if the step has one attempt.
+	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. It must be
+	// nil with DoTx, UndoTx and Child. A Retrier in Middleware retries only if Attempts is 1 (for Do) or UndoAttempts is 1
+	// (for Undo).
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff whose wait is random: up to first after the first attempt, up to twice that after
-// the next one, and so on up to longest. The wait is zero if first or longest is not positive.
+// Exponential returns a Step.Backoff with random waits. The wait after the first attempt is at most first. The maximum
+// doubles with each further attempt, up to longest. The wait is zero if first or longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {
