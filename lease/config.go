@@ -21,21 +21,21 @@ type Config struct {
 	// UTF-8 without a zero byte. Empty means the host name and the process id.
 	Holder string
 
-	// TTL is the duration of the lease without renewal, and so the time without a leader after a leader has died.
-	// Zero means 15 seconds; the minimum is 10 ms.
+	// TTL is the time after which the lease ends unless it is renewed. After a leader has died, no process leads for up to
+	// this time. Zero means 15 seconds; the minimum is 10 ms.
 	TTL time.Duration
 
-	// Margin is the time from the end of a term's ctx to the end of the lease. In this time, work can stop. Margin also
-	// allows for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
+	// Margin is the time between the end of a term's ctx and the end of the lease, in which the work can stop. Margin also
+	// compensates for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
 	Margin time.Duration
 
-	// Poll is how often a waiting candidate checks whether the lease was released, and how long Loop waits after a
-	// term. Zero means 1 second.
+	// Poll is the interval at which a waiting candidate checks whether the lease was released. It is also the pause of
+	// Loop after a term. Zero means 1 second.
 	Poll time.Duration
 
-	// OnError is called with the errors of the functions of Loop and Every, which then continue. It runs on the
-	// function's goroutine. An error that only reports that the function's ctx is done is not passed on. Nil means
-	// that slog.Default warns.
+	// OnError is called with each error of the function passed to Loop or Every, which then continues. It is called on the
+	// function's goroutine. It is not called if the error only reports that the function's ctx is done. Nil means that the
+	// errors are logged as warnings with slog.Default.
 	OnError func(context.Context, error)
 }
 
@@ -54,7 +54,7 @@ func (c Config) Validate() error {
 
 const (
 	defaultTTL = 15 * time.Second
-	longest    = time.Duration(1 << 61) // 73 years: limits all durations, so that sums do not overflow
+	longest    = time.Duration(1 << 61) // 73 years, the maximum of all durations, so that sums do not overflow
 )
 
 func isText(s string) bool {

@@ -7,37 +7,37 @@ import (
 )
 
 var (
-	// ErrLost is matched by a [*LostError], which is the cause of the ctx of a term that is over, and the error of
-	// Err and Fence.
+	// ErrLost is matched by every [*LostError]. After a term is over, a LostError is the cause of the term's ctx, and the
+	// error of [Term.Err] and [Term.Fence].
 	ErrLost = errors.New("lease: lost")
 
-	// ErrRunTaken is returned by [Store].Renew for a run of [Candidate.Every] that is not later than the last one.
-	// Every does not make such a run.
+	// ErrRunTaken is returned by [Store].Renew if a run of [Candidate.Every] is not later than the last recorded run.
+	// Every then does not call its function for that run.
 	ErrRunTaken = errors.New("lease: run taken")
 
-	// ErrHeld is matched by a [*HeldError].
+	// ErrHeld is matched by every [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
 	// ErrNoFence is returned by [Term.Fence] if the store is not a [Fencer].
 	ErrNoFence = errors.New("lease: the store cannot fence transactions")
 )
 
-// A reason is why a term is over.
+// A reason is the reason why a term is over.
 type reason string
 
 const (
 	notRenewed reason = "not renewed in time"
-	endedThere reason = "ended by the store" // another term has started, or the store has lost the lease
+	endedThere reason = "ended by the store" // another term has started, or the store has lost the lease's record
 	resigned   reason = "resigned"
 	neverBegan reason = "zero Term"
 )
 
-// A LostError reports which term is over, and why: it was not renewed in time, the store has ended it, or it was
+// A LostError reports that a term is over, and why: the term was not renewed in time, the store has ended it, or it was
 // resigned. It matches [ErrLost].
 type LostError struct {
 	Name  string // the name of the lease
 	Epoch int64  // the term's epoch
-	Err   error  // why the last renewal failed; nil if it has not failed
+	Err   error  // the error of the last renewal; nil if that renewal succeeded
 
 	reason reason
 }
@@ -68,11 +68,11 @@ func (e *LostError) Retryable() bool { return false }
 type HeldError struct {
 	Name string // the name of the lease
 
-	// Holder is the Config.Holder of the process that holds the lease. It is empty if another process is getting the
-	// lease, or if a transaction that the last holder has fenced is open.
+	// Holder is the Config.Holder of the process that holds the lease. It is empty in two cases: another process is
+	// acquiring the lease, or a transaction that the last holder has fenced is still open.
 	Holder string
 
-	After time.Duration // the time until the lease ends if it is not renewed, or until the next try is worthwhile
+	After time.Duration // the time until the lease ends unless it is renewed, or the time to wait before the next try
 }
 
 // Error names the lease and its holder.

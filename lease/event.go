@@ -13,10 +13,10 @@ import (
 type EventKind string
 
 const (
-	EventElected     EventKind = "elected"      // a term started
-	EventLost        EventKind = "lost"         // a term ended that was not resigned; its function may still run
-	EventResigned    EventKind = "resigned"     // a term was resigned
-	EventStoreFailed EventKind = "store_failed" // the store failed; the call is repeated
+	EventElected     EventKind = "elected"      // a term has started
+	EventLost        EventKind = "lost"         // a term has ended without being resigned; its function may still run
+	EventResigned    EventKind = "resigned"     // a term has ended because it was resigned
+	EventStoreFailed EventKind = "store_failed" // a call to the store has failed; it is repeated
 )
 
 // An Event is something that happened to a [Candidate].
@@ -25,17 +25,17 @@ type Event struct {
 	Name   string        // the name of the lease
 	Holder string        // the candidate's Config.Holder
 	Epoch  int64         // the term's epoch; 0 if the store failed outside of a term
-	Waited time.Duration // the time since the campaign started; only of EventElected
-	Took   time.Duration // the duration of the term; only of EventLost and EventResigned
+	Waited time.Duration // the time from the start of the campaign to the election; only for EventElected
+	Took   time.Duration // the duration of the term; only for EventLost and EventResigned
 
-	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, it is why the store did not release the
-	// lease, or nil. If Kind is EventStoreFailed, it is the store's error.
+	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, it is the error of releasing the lease in the
+	// store, or nil. If Kind is EventStoreFailed, it is the store's error.
 	Err error
 }
 
-// Observe calls f with each event, in order, until stop is called. A term's work waits for f, unless f is still busy
-// with an earlier event. While a candidate has no observer, slog.Default warns of EventStoreFailed, at most once a
-// second.
+// Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term, except for
+// events that occur while f is still handling an earlier event. If a candidate has no observer, failures of the store
+// are logged as warnings with slog.Default, at most once per second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -49,17 +49,17 @@ func (c *Candidate) notify(ctx context.Context, e Event) {
 
 // Stats are the metrics of a [Candidate].
 type Stats struct {
-	Elected     int64 `counter:"terms{event=elected}"`  // terms that started
-	Lost        int64 `counter:"terms{event=lost}"`     // terms that ended and were not resigned
-	Resigned    int64 `counter:"terms{event=resigned}"` // terms that were resigned
-	Asked       int64 `counter:"requests"`              // requests for the lease
-	Renewed     int64 `counter:"renewals"`              // renewals that succeeded
-	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
+	Elected     int64 `counter:"terms{event=elected}"`  // the number of terms that have started
+	Lost        int64 `counter:"terms{event=lost}"`     // the number of terms that have ended without being resigned
+	Resigned    int64 `counter:"terms{event=resigned}"` // the number of terms that were resigned
+	Asked       int64 `counter:"requests"`              // the number of requests for the lease
+	Renewed     int64 `counter:"renewals"`              // the number of renewals that succeeded
+	StoreErrors int64 `counter:"store.errors"`          // the number of calls to the store that failed
 
-	WaitTime time.Duration `counter:"wait.time_seconds"` // the duration of all waits that have ended
+	WaitTime time.Duration `counter:"wait.time_seconds"` // the total duration of the waits for the lease that have ended
 
-	Queued  int `gauge:"queued"`  // calls that wait to lead
-	Leading int `gauge:"leading"` // terms that hold
+	Queued  int `gauge:"queued"`  // the number of calls that wait to lead
+	Leading int `gauge:"leading"` // the number of terms that hold the lease now
 }
 
 // Stats returns the metrics of c.
@@ -68,16 +68,16 @@ func (c *Candidate) Stats() (s Stats) {
 	return s
 }
 
-// count changes the metrics.
+// count calls change with the metrics, under the lock.
 func (c *Candidate) count(change func(*Stats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.stats)
 }
 
-// Describe implements [policy.Describer]. Health queries the store. It fails with the state store_down if the store
-// does not answer. It fails with the state vacant if c has seen for longer than a TTL that no process held the
-// lease, unless c is used as a lock, which means that only TryCampaign was called.
+// Describe implements [policy.Describer]. Its health check queries the store. The check fails with the state store_down
+// if the query fails. It fails with the state vacant if c has observed for longer than the TTL that no process holds
+// the lease. But it does not report vacant if c is used as a lock, which means that only TryCampaign was called.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",

@@ -7,19 +7,21 @@ import (
 	"time"
 )
 
-// Every calls fn once for each instant of the schedule, in whichever process leads, until ctx is done. Every
-// then returns nil.
+// Every calls fn once for each instant of the schedule, in the process that leads at that time. It returns nil when ctx
+// is done. A call to fn is a run.
 //
-//   - A run is recorded in the store before fn is called. A process whose clock differs by some milliseconds, or that
-//     leads next, does not repeat it. If the leader dies during a run, that run is not repeated.
-//   - If instants have passed since the last run, because no process led or a run took long, fn is called once for
-//     all of them, immediately.
-//   - The start of a program is not a run. The first run starts at the first instant after the first call to Every.
-//   - fn's errors go to [Config].OnError, and the next run starts when it is due.
+//   - A run is recorded in the store before fn is called. So the next leader does not repeat it, nor does a process
+//     whose clock differs by some milliseconds. If the leader dies during a run, that run is not repeated either.
+//   - If several instants have passed since the last run, because no process led or a run took long, fn is called
+//     immediately, and only once for all of them.
+//   - fn is not called when the program starts. The first run is due at the first instant after the first call to
+//     Every.
+//   - If fn returns an error, the error is passed to [Config].OnError, and the next run starts when it is due.
 //
-// The runs of a lease belong together. If the schedule is changed, its instants since the last run count as passed. A
-// process whose clock is far ahead records runs of the future, and no process repeats them; Every reports to OnError
-// that the last run is in the future.
+// The store records only the time of the lease's last run, not the schedule. If the schedule is changed, all instants
+// of the new schedule since the last run count as passed. If a process's clock is far ahead, the process records runs
+// in the future. No other process makes a run until that time has passed; Every reports to OnError that the last run is
+// in the future.
 //
 // Every returns an error if schedule is nil, or if its Next returns an instant that is not later than its argument.
 func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(context.Context, Term) error) error {
@@ -40,13 +42,14 @@ func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(contex
 	return nil
 }
 
-// makeRuns performs the runs of a term. It returns an error only if the schedule is wrong.
+// makeRuns makes the runs that are due during a term. It returns an error only if the schedule is invalid.
 func (c *Candidate) makeRuns(
 	ctx context.Context, term Term, schedule Schedule, called time.Time, fn func(context.Context, Term) error,
 ) error {
 	last := time.UnixMilli(term.h.rec.LastRun)
 	if term.h.rec.LastRun == 0 {
-		// Otherwise the first instant would be missed if it passes while no process leads.
+		// Record the time of the first call as if it were a run. Otherwise the first instant would be missed if it passed
+		// while no process leads.
 		term.h.startRun(ctx, called)
 		last = called
 	}
@@ -62,7 +65,8 @@ func (c *Candidate) makeRuns(
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(min(time.Until(next), time.Minute)): // a clock may be set, or the machine suspended
+			// Wake at least once a minute, because the clock may be set or the machine may be suspended.
+			case <-time.After(min(time.Until(next), time.Minute)):
 				continue
 			}
 		}
@@ -73,11 +77,11 @@ func (c *Candidate) makeRuns(
 	}
 }
 
-// dueRun returns the last instant of s after last that has passed at now, or the zero time if there is none, and the
-// instant that follows. Instants are rounded up to milliseconds, as the store has them.
+// dueRun returns the latest instant of s that is after last and not after now, or the zero time if there is none. It
+// also returns the next instant after that. Instants are rounded up to milliseconds, as they are in the store.
 func dueRun(s Schedule, last, now time.Time) (run, next time.Time, err error) {
 	next, err = nextOf(s, last)
-	// A loop over all instants would take long for a schedule of seconds after a year without runs.
+	// Skip most instants. With an interval of seconds, a loop over all instants of a year without runs would take long.
 	for back := time.Second; err == nil && now.Add(-back).After(next); back *= 2 {
 		var at time.Time
 		if at, err = nextOf(s, now.Add(-back)); !at.After(now) {

@@ -1,36 +1,37 @@
-// Package lease elects one process at a time as leader, ends the leader's ctx before another process can lead,
-// and lets a database reject the writes of a former leader.
+// Package lease provides leader election: one process at a time holds a lease and leads. The leader's ctx ends before
+// another process can lead, and a database can reject the writes of a former leader.
 //
 //	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or lease.NewMemory() in tests
 //	if err := store.Migrate(ctx); err != nil {
 //		return err
 //	}
 //	billing := lease.New(store, lease.Config{Name: "billing"})
-//	err := billing.Loop(ctx, func(ctx context.Context, term lease.Term) error { // while this process leads
+//	err := billing.Loop(ctx, func(ctx context.Context, term lease.Term) error { // called while this process leads
 //		tx, err := db.BeginTx(ctx, nil)
 //		...
-//		err = term.Fence(ctx, tx) // fails unless this process still leads
+//		err = term.Fence(ctx, tx) // returns an error unless this process still leads
 //		...
 //		return tx.Commit()
 //	})
 //
-// Every process that may lead creates a [Candidate] with the same Name. [Candidate.Loop] is for a worker that
-// leads again and again, [Candidate.Run] is for work that is done once, and [Candidate.Every] is for work that is
-// due at the instants of a [Schedule].
+// Every process that may lead creates a [Candidate] with the same Name. [Candidate.Loop] is for a worker that leads
+// repeatedly. [Candidate.Run] is for work that is done once. [Candidate.Every] is for work that is due at the instants
+// of a [Schedule]. A term is a period in which a process leads.
 //
 // # Guarantees of a leader
 //
-// The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process.
-// But a process can be paused between a check of its ctx and a write, and clocks can jump. Two things make a write
-// safe:
+// The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process. This
+// does not suffice to make a write safe, because a process can be paused between the check of its ctx and the write,
+// and clocks can jump. A write is safe with one of these:
 //
-//   - [Term.Fence] in the transaction that writes, with a store in the same database: package sqllease.
-//   - [Term.Epoch] in the request, for a resource that rejects epochs lower than the highest it has seen.
+//   - [Term.Fence] in the transaction that writes. The store must be in the same database; see package sqllease.
+//   - [Term.Epoch] in the request, if the resource rejects epochs that are lower than the highest epoch it has
+//     received.
 //
-// Without either, a lease makes it unlikely that two processes work at the same time, but does not exclude it. A
-// store measures the TTL with its own clock. If that clock is set forward, leases end early, and a leader may learn
-// of it only at its next renewal. If the clock is set back, a dead leader's lease lasts longer. A machine that was
-// suspended may count too little time. Fences and epochs hold in all of these cases.
+// Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. For example, a
+// store measures the TTL with its own clock. If that clock is set forward, leases end early, and the leader may notice
+// only at its next renewal. If that clock is set back, the lease of a dead leader lasts longer. A machine that was
+// suspended may measure too little time. Fences and epochs are safe in all of these cases.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.
@@ -50,8 +51,8 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Candidate competes for one lease. Each call to Run, Loop, Every, Campaign and TryCampaign competes by itself.
-// A Candidate is safe for concurrent use.
+// A Candidate competes for one lease. It is safe for concurrent use. Concurrent calls to Run, Loop, Every, Campaign and
+// TryCampaign compete with each other.
 type Candidate struct {
 	store     Store
 	cfg       Config
@@ -60,7 +61,7 @@ type Candidate struct {
 
 	mu     sync.Mutex
 	stats  Stats
-	vacant time.Time // when c first saw that no process held the lease; zero if it was held when c last looked
+	vacant time.Time // when c first observed that no process held the lease; zero if the lease was held at c's last check
 	warned time.Time // when a failure of the store was last logged
 }
 
@@ -78,14 +79,14 @@ func New(store Store, cfg Config) *Candidate {
 
 // Run waits until this process leads, calls fn on the caller's goroutine, releases the lease and returns fn's error.
 //
-//   - If the term is lost while fn runs, the ctx of fn ends with a cause that matches [ErrLost]. When fn has
-//     returned, Run competes again and calls fn again, whatever fn's error was.
-//   - If ctx is done while fn runs, the ctx of fn ends as well. The lease is renewed until fn has returned. Run then
-//     releases it within TTL/3 and returns fn's error.
-//   - If ctx is done while fn is not running, Run returns an error that wraps the cause of ctx.
+//   - If the term is lost while fn runs, fn's ctx ends with a cause that matches [ErrLost]. When fn has returned, Run
+//     ignores fn's error, competes again, and calls fn again when it leads.
+//   - If ctx is done while fn runs, fn's ctx is also done. The lease is renewed until fn has returned. Run then
+//     releases the lease, with a timeout of TTL/3, and returns fn's error.
+//   - If ctx is done while fn does not run, Run returns an error that wraps the cause of ctx.
 //   - If fn panics, Run releases the lease and panics.
 //
-// A store that fails does not end Run.
+// If the store fails, Run does not return, but repeats the call to the store.
 func (c *Candidate) Run(ctx context.Context, fn func(context.Context, Term) error) error {
 	for {
 		term, err := c.campaign(ctx, ctx)
@@ -98,20 +99,20 @@ func (c *Candidate) Run(ctx context.Context, fn func(context.Context, Term) erro
 	}
 }
 
-// lead calls fn for one term. again reports whether the term was lost before fn returned.
+// lead calls fn for one term. again reports whether to compete again, because the term was lost before fn returned.
 func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context, Term) error) (again bool, err error) {
 	defer func() { // even if fn panics
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 		defer cancel()
-		_ = term.Resign(release) // after an error, the TTL ends the lease
+		_ = term.Resign(release) // if Resign fails, the lease ends after its TTL
 	}()
 	err = fn(term.Context(), term)
 	why := term.h.endedBecause()
 	return why != nil && why.reason != resigned && ctx.Err() == nil, err
 }
 
-// Loop is like [Candidate.Run], but after fn has returned it waits for Config.Poll and competes again, until ctx
-// is done. fn's errors go to [Config].OnError. Loop returns nil.
+// Loop is like [Candidate.Run], but competes and calls fn repeatedly until ctx is done, with a pause of Config.Poll
+// after each call. fn's errors are passed to [Config].OnError. Loop returns nil.
 func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) error) error {
 	for ctx.Err() == nil {
 		_ = c.Run(ctx, func(ctx context.Context, term Term) error {
@@ -127,8 +128,9 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 	return nil
 }
 
-// report passes an error of a function of Loop or Every to OnError. ctx is the function's ctx. An error that only
-// reports that ctx is done is not passed on: EventLost has reported the loss of a term, and a shutdown is no error.
+// report passes an error of the function of Loop or Every to OnError. ctx is the function's ctx. report ignores an
+// error that only reports that ctx is done: either EventLost has already reported the loss of the term, or the program
+// shuts down, which is not an error.
 func (c *Candidate) report(ctx context.Context, err error) {
 	switch {
 	case err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)):
@@ -139,11 +141,12 @@ func (c *Candidate) report(ctx context.Context, err error) {
 	}
 }
 
-// Campaign waits until this process leads, for work that is not a single function. The lease is renewed until
-// [Term.Resign] is called, even after ctx is done: ctx limits only the wait. [Term.Context] has ctx's values.
+// Campaign waits until this process leads. It is for work that is not a single function; otherwise use [Candidate.Run].
+// The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only the wait.
+// [Term.Context] has ctx's values.
 //
-// If ctx is done first, Campaign returns an error that wraps the cause of ctx, within TTL/3. A store that fails does
-// not end the wait.
+// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. This may take up to
+// TTL/3. If the store fails, Campaign continues to wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
@@ -157,9 +160,11 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 	c.count(func(s *Stats) { s.Queued++ })
 	defer c.count(func(s *Stats) {
 		s.Queued--
-		s.WaitTime += max(time.Since(began), 1) // 0 means that no call has waited; see health
+		// Add at least 1ns, because for health a WaitTime of 0 means that no call has waited.
+		s.WaitTime += max(time.Since(began), 1)
 	})
-	// granted reports whether the store may have given the lease to token, perhaps by a call whose answer was lost.
+	// granted reports whether the store may have given the lease to token. This may happen in a call whose answer was
+	// lost.
 	token, granted := rand.Text(), false
 	for {
 		rec, sent, err := c.acquireOnce(ctx, token)
@@ -167,7 +172,7 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 		if c.ownsLease(rec, token, sent) && err == nil && ctx.Err() == nil {
 			return c.begin(base, rec, sent, time.Since(began)), nil
 		}
-		pause := c.cfg.Poll + mathrand.N(c.cfg.Poll/8+1) // keeps many candidates from polling in step
+		pause := c.cfg.Poll + mathrand.N(c.cfg.Poll/8+1) // random, so that many candidates do not poll at the same time
 		if err == nil {
 			pause = min(pause, timeUntilFree(rec, c.cfg.Poll))
 		} else if ctx.Err() == nil {
@@ -184,16 +189,17 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 	}
 }
 
-// timeUntilFree returns the time until the lease may be free, if it is not renewed.
+// timeUntilFree returns the time until the lease may be free, unless it is renewed.
 func timeUntilFree(rec Record, poll time.Duration) time.Duration {
 	if rec.Held() {
 		return rec.Left + time.Millisecond // stores may round to a millisecond
 	}
-	return poll/8 + time.Millisecond // another process is getting it, or a fenced transaction is open
+	return poll/8 + time.Millisecond // another process is acquiring the lease, or a fenced transaction is open
 }
 
-// TryCampaign is like [Candidate.Campaign] but does not wait, for a lease that is used as a lock. If the lease is
-// held, it returns a [*HeldError]. If the store's answer arrives after the term has ended, it returns a [*LostError].
+// TryCampaign is like [Candidate.Campaign] but does not wait. It is for a lease that is used as a lock. If the lease is
+// held, it returns a [*HeldError]. If the store grants the lease, but its answer arrives only after the term has ended,
+// it returns a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
@@ -218,7 +224,7 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	return Term{}, held
 }
 
-// acquireOnce requests the lease once. sent is the time of the request.
+// acquireOnce requests the lease once. sent is the time when the request was sent.
 func (c *Candidate) acquireOnce(ctx context.Context, token string) (rec Record, sent time.Time, err error) {
 	call, cancel := context.WithTimeout(ctx, c.cfg.TTL/3)
 	defer cancel()
@@ -231,16 +237,18 @@ func (c *Candidate) acquireOnce(ctx context.Context, token string) (rec Record, 
 	return rec, sent, err
 }
 
-// ownsLease reports whether the token owns the lease, according to the answer to a request that was sent at sent.
+// ownsLease reports whether token holds the lease. rec is the store's answer to a request that was sent at the time
+// sent.
 func (c *Candidate) ownsLease(rec Record, token string, sent time.Time) bool {
 	return rec.Token == token && rec.Held() && time.Now().Before(c.endOf(sent))
 }
 
-// endOf returns when a term ends that was requested or renewed at sent. That is before the store can give the lease
-// to another process, because the store counts the TTL from a later moment.
+// endOf returns the time when a term ends whose last request or renewal was sent at the time sent. The term ends before
+// the store can give the lease to another process, because the TTL starts in the store only when the request has
+// arrived.
 func (c *Candidate) endOf(sent time.Time) time.Time { return sent.Add(c.cfg.TTL - c.cfg.Margin) }
 
-// withdraw releases the lease that the store may have granted to token by a call whose answer has not arrived.
+// withdraw releases the lease that the store may have granted to token in a call whose answer did not arrive.
 func (c *Candidate) withdraw(ctx context.Context, token string) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 	defer cancel()
@@ -260,14 +268,14 @@ func (c *Candidate) saw(held bool) {
 	}
 }
 
-// countFailure counts a failed call to the store, unless it failed because its caller canceled it.
+// countFailure counts a failed call to the store, unless the call failed because the caller canceled ctx.
 func (c *Candidate) countFailure(ctx context.Context) {
 	if ctx.Err() != context.Canceled {
 		c.count(func(s *Stats) { s.StoreErrors++ })
 	}
 }
 
-// storeFailed counts and reports a failed call to the store. epoch is the term's, or 0 outside of a term.
+// storeFailed counts and reports a failed call to the store. epoch is the term's epoch, or 0 outside of a term.
 func (c *Candidate) storeFailed(ctx context.Context, epoch int64, what string, err error) {
 	err = fmt.Errorf("lease: %s: %s: %w", c.cfg.Name, what, err)
 	warn := !c.observers.Any()
@@ -288,7 +296,7 @@ func (c *Candidate) storeFailed(ctx context.Context, epoch int64, what string, e
 // Config returns the configuration with defaults filled in.
 func (c *Candidate) Config() Config { return c.cfg }
 
-// Status returns the lease as the store has it.
+// Status returns the lease's current record in the store.
 func (c *Candidate) Status(ctx context.Context) (Record, error) {
 	rec, err := c.store.Load(ctx, c.cfg.Name)
 	if err == nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// NewMemory returns a Store that keeps leases in the process, for tests and for programs of one process. It is not a
-// [Fencer].
+// NewMemory returns a Store in the process's memory, for tests and for programs that run as a single process. It is not
+// a [Fencer].
 func NewMemory() Store { return &memory{leases: make(map[string]*memoryLease)} }
 
 type memory struct {
@@ -22,7 +22,7 @@ type memoryLease struct {
 	until time.Time // the end of the term
 }
 
-// with locks m and calls f with the current lease.
+// with locks m and calls f with the lease of this name.
 func (m *memory) with(ctx context.Context, name string, f func(l *memoryLease) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -44,7 +44,7 @@ func (l *memoryLease) extend(ttl time.Duration) { l.until, l.Left = time.Now().A
 func (m *memory) Acquire(ctx context.Context, req Request) (rec Record, err error) {
 	err = m.with(ctx, req.Name, func(l *memoryLease) error {
 		if !l.Held() {
-			// The epoch includes the time to grow even after the process has been restarted.
+			// The epoch is based on the time, so that it grows even if the process was restarted.
 			l.Token, l.Holder, l.Epoch = req.Token, req.Holder, max(l.Epoch+1, time.Now().UnixMicro())
 		}
 		if l.Token == req.Token {

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// A Schedule determines when the runs of [Candidate.Every] are due. The schedules of github.com/robfig/cron are
-// Schedules. All processes should use the same schedule.
+// A Schedule determines when the runs of [Candidate.Every] are due. The schedules of github.com/robfig/cron implement
+// it. All processes should use the same schedule.
 type Schedule interface {
 	// Next returns the first instant after t, or the zero time if there is none. t is in [time.Local].
 	Next(t time.Time) time.Time
 }
 
-// Interval returns the schedule of the multiples of d since the zero time. Runs do not drift, however long they take.
-// With Interval(time.Hour), a run is due at the start of each hour of UTC. Interval panics if d is less than a
-// millisecond.
+// Interval returns a schedule whose instants are the multiples of d since the zero time. For example, with
+// Interval(time.Hour), a run is due at the start of each hour of UTC. The instants do not depend on the duration of
+// runs. Interval panics if d is less than a millisecond.
 func Interval(d time.Duration) Schedule {
 	if d < time.Millisecond {
 		panic(fmt.Sprintf("lease: the interval is %v: must be 1ms or more", d))
@@ -29,9 +29,10 @@ func (d interval) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(d)).Add(time.Duration(d))
 }
 
-// Daily returns the schedule of a time of day in a time zone. On a day that does not have this time, because clocks
-// are set forward, the run is due when the clocks are set. On a day that has it twice, the run is due the first time.
-// Daily panics if hour is not from 0 to 23, minute is not from 0 to 59, or location is nil.
+// Daily returns a schedule with one instant per day, at a time of day in a time zone. If a day does not have that time
+// because clocks are set forward, the run is due when the clocks are set. If a day has that time twice because clocks
+// are set back, the run is due the first time. Daily panics if hour is not from 0 to 23, minute is not from 0 to 59, or
+// location is nil.
 func Daily(hour, minute int, location *time.Location) Schedule {
 	switch {
 	case hour < 0 || hour > 23 || minute < 0 || minute > 59:
@@ -57,19 +58,20 @@ func (s daily) Next(t time.Time) time.Time {
 	}
 }
 
-// on returns the instant of a day, or false if the day does not exist because clocks were set forward by a day.
+// on returns the schedule's instant on a day. ok is false if the day does not exist, because clocks were set forward by
+// a day.
 func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
 	at = time.Date(year, month, day, s.hour, s.minute, 0, 0, s.location)
-	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // as a clock on the wall shows it
+	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // what a wall clock shows, in UTC
 	start, end := at.ZoneBounds()
 	switch shown := wall(at); {
 	case shown.Equal(want):
-		// Clocks that were set back at start have shown the same time before.
+		// If clocks were set back at start, the same time may have occurred before start.
 		if first := at.Add(wall(start).Sub(wall(start.Add(-1))) - 1); first.Before(start) {
 			at = first
 		}
 		return at, true
-	case shown.After(want): // time.Date has chosen an instant after the gap
+	case shown.After(want): // the time does not exist, and time.Date has returned an instant after the gap
 		at = start
 	default:
 		at = end

@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// A Term is a period of leadership, from its election until it is lost or resigned. Copies are the same Term. The
-// zero Term is over.
+// A Term is a period of leadership, from its election until it is lost or resigned. A copy of a Term represents the
+// same term. The zero Term is over.
 type Term struct{ h *holding }
 
-// Holder returns [Config].Holder, as other processes see it.
+// Holder returns the [Config].Holder of the candidate, which other processes see in [HeldError] and [Record].
 func (t Term) Holder() string { return t.holding().c.cfg.Holder }
 
-// Epoch returns a fencing token, which is greater than every earlier term's epoch. Epochs do not count
-// terms.
+// Epoch returns the term's fencing token, which is greater than the epochs of all earlier terms. Epochs are not
+// consecutive.
 func (t Term) Epoch() int64 { return t.holding().rec.Epoch }
 
-// Context returns a ctx that ends when the term is over, with a cause that matches [ErrLost]. Run, Loop and Every
-// pass it to their functions.
+// Context returns a ctx that is canceled when the term is over. Its cause then matches [ErrLost]. Run, Loop and Every
+// pass this ctx to their functions.
 func (t Term) Context() context.Context { return t.holding().ctx }
 
-// Err returns nil while the term holds, and a [*LostError] afterwards. It reads the clock. After a pause of the
-// process it may therefore report the end of the term before Context does.
+// Err returns nil until the term is over, and then a [*LostError]. Because Err reads the clock, it may report the end
+// of the term before Context does, for example after a pause of the process.
 func (t Term) Err() error {
 	if why := t.holding().endedBecause(); why != nil {
 		return why
@@ -35,12 +35,12 @@ func (t Term) Err() error {
 	return nil
 }
 
-// Fence returns an error unless the term still holds, and prevents the start of another term until tx ends. If tx
-// commits, its changes are changes of the leader. Call Fence before the first savepoint of tx, because ROLLBACK TO
-// SAVEPOINT silently removes a later fence. After an error, roll tx back.
+// Fence returns an error if the term is over. Otherwise, it prevents the start of another term until tx ends. So if tx
+// commits, the process was the leader when it did. Call Fence before the first savepoint of tx, because a ROLLBACK TO
+// SAVEPOINT silently removes a fence that was set after that savepoint. If Fence returns an error, roll tx back.
 //
-// Another leader waits for tx, even if tx's process is stopped or disconnected, for as long as the database keeps its
-// connection.
+// No other process can lead until tx ends. If the process is stopped or disconnected, tx ends only when the database
+// closes its connection.
 func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if err := t.Err(); err != nil {
 		return err
@@ -59,15 +59,17 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Resign ends the term, first its Context and then in the store. Another candidate can then lead immediately. Resign
-// waits for fenced transactions of the term that are still open. If Resign returns an error, the lease lasts until
-// its TTL has expired, unless Resign is called again. ctx must not be the term's ctx.
+// Resign ends the term: it cancels the term's Context and then releases the lease in the store, so that another
+// candidate can lead immediately. Resign waits for fenced transactions of the term that are still open. If Resign
+// returns an error, the lease ends only after its TTL, unless Resign is called again. ctx must not be the term's ctx,
+// which is canceled.
 func (t Term) Resign(ctx context.Context) error {
 	if t.h == nil {
 		return nil
 	}
 	h := t.h
-	given := h.endedBecause() == nil && h.end(resigned).reason == resigned // not lost at the same time
+	// given reports whether this call has ended the term. Otherwise the term was lost at the same time.
+	given := h.endedBecause() == nil && h.end(resigned).reason == resigned
 	err := h.c.store.Release(ctx, h.c.cfg.Name, h.rec.Token)
 	if err != nil {
 		h.c.countFailure(ctx)
@@ -88,7 +90,7 @@ func (t Term) Resign(ctx context.Context) error {
 	return err
 }
 
-// holding returns the state of t. The zero Term has the state of a term that is over.
+// holding returns the state of t. For the zero Term, it returns the state of a term that is over.
 func (t Term) holding() *holding {
 	if t.h != nil {
 		return t.h
@@ -100,26 +102,26 @@ func (t Term) holding() *holding {
 	return h
 }
 
-// A holding is a term that a candidate holds. One timer renews the lease and ends the term, so no goroutine waits
-// while the term holds.
+// A holding is the state of a term. A single timer renews the lease and ends the term, so no goroutine has to wait
+// during the term.
 type holding struct {
 	c     *Candidate
 	rec   Record    // the store's answer to the election
 	began time.Time // when the lease was requested
 
-	ctx    context.Context // the ctx of the work, which ends with the ctx of Run as well
+	ctx    context.Context // the ctx of the work, which is also done when the ctx of Run is
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
 	timer    *time.Timer
-	until    time.Time          // when the term is over, unless it is renewed
-	why      *LostError         // why the term is over; nil while it holds
-	failed   error              // the last renewal's error
-	renewing chan struct{}      // closed when the store has answered the timer's renewal; nil if none is in flight
+	until    time.Time          // the time when the term ends, unless it is renewed
+	why      *LostError         // why the term is over; nil until it is
+	failed   error              // the error of the last renewal
+	renewing chan struct{}      // closed when the timer's renewal is complete; nil if no renewal of the timer is in flight
 	stop     context.CancelFunc // cancels the timer's renewal
 }
 
-// begin starts a term that was requested at sent. base is the parent of its ctx.
+// begin starts a term that was requested at the time sent. base is the parent of the term's ctx.
 func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
 	h := &holding{c: c, rec: rec, began: sent, until: c.endOf(sent)}
 	h.ctx, h.cancel = context.WithCancelCause(base)
@@ -129,7 +131,7 @@ func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, wait
 	h.mu.Unlock()
 	returned := false
 	defer func() {
-		if !returned { // an observer has panicked: the caller gets no Term, and the lease would last until its TTL
+		if !returned { // an observer has panicked, so the caller gets no Term; without Resign, the lease would be renewed
 			release, cancel := context.WithTimeout(context.WithoutCancel(base), c.cfg.TTL/3)
 			defer cancel()
 			_ = Term{h}.Resign(release)
@@ -140,9 +142,9 @@ func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, wait
 	return Term{h}
 }
 
-// tick is called by the timer, on a separate goroutine, if a renewal is due, or if the term ends while a renewal is in
-// flight. A half-open connection must not cost the lease: the first try gets little time, the next ones get more,
-// because the store may be slow.
+// tick is called by the timer on a separate goroutine. It renews the lease, or ends the term if its time is over. The
+// first try of a renewal has a short timeout, so that a half-open connection does not cost the lease. The next tries
+// have a longer timeout, because the store may be slow.
 func (h *holding) tick() {
 	defer recoverHook()
 	if h.endedBecause() != nil {
@@ -152,7 +154,7 @@ func (h *holding) tick() {
 	h.mu.Lock()
 	if h.why != nil || h.renewing != nil {
 		if h.why == nil {
-			h.timer.Reset(time.Until(h.until)) // a run of Every has renewed the lease
+			h.timer.Reset(time.Until(h.until)) // a run of Every may have extended the lease
 		}
 		h.mu.Unlock()
 		return
@@ -183,15 +185,15 @@ func (h *holding) tick() {
 	h.mu.Unlock()
 }
 
-// recoverHook is deferred around calls to observers on a goroutine of this package, where no caller would get the
-// panic.
+// recoverHook recovers a panic of an observer that is called on a goroutine of this package, where no caller could
+// recover the panic. It is deferred.
 func recoverHook() {
 	if v := recover(); v != nil {
 		log.Printf("lease: observer panicked: %v\n%s", v, debug.Stack())
 	}
 }
 
-// renew renews the lease once. run is the run of Every that starts, or 0.
+// renew renews the lease once. run is the scheduled instant of the run of Every that starts, or 0.
 func (h *holding) renew(ctx context.Context, run int64) error {
 	sent := time.Now()
 	err := h.renewOnce(ctx, run)
@@ -206,11 +208,12 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 	}
 	h.mu.Lock()
 	h.failed = err
-	if until := h.c.endOf(sent); err == nil && until.After(h.until) { // two renewals may return in the other order
+	// Two renewals may return in another order than they were sent, so until must not go back.
+	if until := h.c.endOf(sent); err == nil && until.After(h.until) {
 		h.until = until
 	}
 	h.mu.Unlock()
-	if err != nil && ctx.Err() != context.Canceled { // the end of the term, or of Every, cancels a renewal
+	if err != nil && ctx.Err() != context.Canceled { // the renewal was not canceled by the end of the term or of Every
 		h.c.storeFailed(context.WithoutCancel(h.ctx), h.rec.Epoch, "renew", err)
 	}
 	return err
@@ -218,20 +221,21 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 
 func (h *holding) renewOnce(ctx context.Context, run int64) error {
 	if run == 0 {
-		defer close(h.renewing) // before observers are called, which may call Resign
+		defer close(h.renewing) // closed before observers are called, because they may call Resign, which waits for it
 	}
 	return h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.rec.Token, TTL: h.c.cfg.TTL, Run: run})
 }
 
-// startRun records the run of Every that is due at the given time, until the store has answered or the term is over. It
-// reports whether the run may be made.
+// startRun records that the run of Every with the scheduled instant at starts. It repeats the call to the store until
+// the store answers or the term is over. It reports whether the run may be made.
 func (h *holding) startRun(ctx context.Context, at time.Time) bool {
-	for repeated := false; ctx.Err() == nil; repeated = true { // ctx ends with the term
+	for repeated := false; ctx.Err() == nil; repeated = true { // ctx is done when the term is over
 		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
 		err := h.renew(call, at.UnixMilli())
 		cancel()
 		taken := errors.Is(err, ErrRunTaken)
-		// If an earlier try has recorded the run, its answer was lost: in this term no other call records runs.
+		// If the run is taken after a repetition, an earlier try has recorded it and its answer was lost, because no other
+		// call records runs in this term.
 		if err == nil || taken && repeated {
 			return h.endedBecause() == nil
 		}
@@ -257,7 +261,7 @@ func (h *holding) endedBecause() *LostError {
 	return why
 }
 
-// end ends the term, unless it is over already, and returns why it is over.
+// end ends the term unless it is already over, and returns why it is over.
 func (h *holding) end(because reason) *LostError {
 	h.mu.Lock()
 	if h.why != nil {
