@@ -1,6 +1,6 @@
-// Package redislease provides a [lease.Store] in Redis. It saves work, but does not exclude two leaders: if a leader is
-// paused, or Redis loses its data, two processes may lead at the same time, unless the resource compares the epochs of
-// their terms.
+// Package redislease provides a [lease.Store] in Redis. If a leader is paused or Redis loses its data, two processes
+// may lead at the same time. So use this package to avoid duplicate work, or with a resource that compares the epochs
+// of terms.
 //
 //	store := redislease.New(redislease.Config{Eval: eval})
 //	billing := lease.New(store, lease.Config{Name: "billing"})
@@ -8,16 +8,18 @@
 //		return report(ctx, term.Epoch()) // a resource that rejects lower epochs
 //	})
 //
-// For work that must not be done twice and whose resource cannot compare epochs, use package sqllease and
-// [lease.Term.Fence]. With a Store of this package, Fence returns [lease.ErrNoFence].
+// If work must not be done twice and the resource cannot compare epochs, use package sqllease and [lease.Term.Fence].
+// With a Store of this package, Fence returns [lease.ErrNoFence].
 //
 // The package imports no Redis client. With github.com/redis/go-redis/v9, eval is resilienceredis.Eval(client).
 //
-// A lease is one key, so a Redis Cluster can be used. If Redis loses the key, in a restart without persistence or a
-// failover to a replica that lagged, another term may begin while the last one still holds. Its epoch is greater all
-// the same, because it includes the time of Redis's clock, unless that clock was set back further than Redis was
-// unavailable. The last leader learns of it at its next renewal. The time of the last run of [lease.Candidate.Every] is
-// lost with the key.
+// A lease is one key, so Redis Cluster is supported. Redis may lose the key, in a restart without persistence or in a
+// failover to a replica that lagged. Then:
+//
+//   - Another term may start while the previous one continues. The previous leader notices at its next renewal.
+//   - The new term's epoch is still greater, because it is based on Redis's clock. The exception is a clock that was
+//     set back by more time than Redis was unavailable.
+//   - The time of the last run of [lease.Candidate.Every] is lost with the key.
 package redislease
 
 import (
@@ -37,11 +39,11 @@ var script string
 
 // A Config configures a Store.
 type Config struct {
-	// Prefix is the prefix of each key. The name of the lease follows it. Empty means "lease:".
+	// Prefix is the prefix of each key. A key is the Prefix and the lease's name. Empty means "lease:".
 	Prefix string
 
-	// Eval runs a Lua script, always the same one, on Redis 5 or later and returns its answer: integers as int64,
-	// strings as string or []byte, arrays as []any. It must return when its ctx ends. Required.
+	// Eval runs a Lua script on Redis 5 or later and returns the script's answer: integers as int64, strings as string or
+	// []byte, and arrays as []any. The script is always the same. Eval must return when ctx is done. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 }
 
@@ -54,8 +56,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-// New returns a [lease.Store] in Redis, for concurrent use by any number of processes. New sends no command to Redis.
-// It panics with the error of cfg.Validate if cfg is invalid.
+// New returns a [lease.Store] in Redis. It is safe for concurrent use, by any number of processes. New sends no command
+// to Redis. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -100,7 +102,7 @@ func (s *store) Load(ctx context.Context, name string) (lease.Record, error) {
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-// run runs the script. It returns the lease as it is afterwards and whether the operation has changed it.
+// run runs the script. It returns the record after the operation, and whether the operation has changed it.
 func (s *store) run(
 	ctx context.Context, op, name, token string, args ...any,
 ) (rec lease.Record, changed bool, err error) {
@@ -132,7 +134,7 @@ func (s *store) run(
 	}, n[3] != 0, nil
 }
 
-// text returns a string of Redis, which a client returns as string or []byte.
+// text returns v as a string. Clients return a string of Redis as a string or a []byte.
 func text(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

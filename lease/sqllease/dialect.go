@@ -1,22 +1,23 @@
 package sqllease
 
-// statements are the SQL of a dialect. {p} is the prefix of the tables' names, and {now} is the database's clock, in
-// microseconds since 1970. Each ? is used once.
+// A statements has the SQL statements of a dialect. In them, {p} is replaced by the prefix of the tables' names, and
+// {now} by an expression for the database's clock, in microseconds since 1970. The parameters are listed after each
+// statement.
 type statements struct {
 	now      string
-	numbered bool // placeholders are $1, $2 and so on
+	numbered bool // whether placeholders are $1, $2 and so on
 
-	schema string // creates the tables, except the one of the version
-	find   string // fails unless the tables exist
+	schema string // creates the tables, except the table with the version
+	find   string // a query that fails unless the tables exist
 	create string // name
 	load   string // name
 
-	// unlocked returns no row if a fenced transaction is open. Its argument is the name. It is empty if acquire checks
-	// that itself and returns the row that it has changed.
+	// unlocked returns no row if a fenced transaction is open. Its parameter is the name. It is empty if acquire checks
+	// this itself and also returns the changed row.
 	unlocked string
 	acquire  string // token, holder, TTL, name, previous epoch
 	renew    string // TTL, name, token
-	run      string // TTL, run, name, token, run: renews and records a run
+	run      string // TTL, run, name, token, run; renews the lease and records a run
 	release  string // name, token
 
 	fence string // name, epoch; returns a row if the term has this epoch
@@ -40,8 +41,9 @@ const (
 WHERE name = ? AND token = ?`
 )
 
-// A fence takes the lock FOR KEY SHARE. It excludes changes to columns that have a unique index, which is the epoch, so
-// a renewal does not wait for it. The unique index also makes a fence that has waited for a new term see its epoch.
+// A fence locks the row FOR KEY SHARE. That lock prevents only changes to columns with a unique index, such as the
+// epoch, so a renewal does not wait for it. Because of the unique index, a fence that has waited for the start of a new
+// term also sees the new epoch.
 var postgresql = statements{
 	now: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", numbered: true,
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
@@ -67,8 +69,8 @@ WHERE l.name = free.name RETURNING ` + columns,
 	fence:   `SELECT epoch FROM {p}lease WHERE name = ? AND epoch = ? FOR KEY SHARE`,
 }
 
-// The fence locks a row in a separate table, because renewals would wait for a lock of the lease. Both rows have the
-// same epoch, and one statement changes both: {now} has the same value everywhere in a statement.
+// A fence locks a row in a separate table, because renewals would wait for a lock on the lease's row. Both rows have
+// the same epoch. One statement changes both, because {now} has the same value everywhere in a statement.
 var mysql = statements{
 	now: "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
@@ -101,7 +103,7 @@ WHERE l.name = ? AND l.token = ?`,
 	fence: `SELECT epoch FROM {p}lease_fence WHERE name = ? AND epoch = ? LOCK IN SHARE MODE`,
 }
 
-// In SQLite a transaction that has written is the only writer.
+// On SQLite, a transaction that has written is the only writer until it ends, so the fence is a write.
 var sqlite = statements{
 	now: "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER) * 1000",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (

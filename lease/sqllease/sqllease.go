@@ -9,39 +9,40 @@
 //	err = lease.New(store, lease.Config{Name: "billing"}).Loop(ctx, lead)
 //
 // The TTL is measured with the database's clock. Each statement is a separate transaction. The store uses no session
-// state and no advisory lock, so a pooler such as PgBouncer may be placed between. The driver must then not prepare
-// statements: with pgx, add default_query_exec_mode=exec to the DSN.
+// state and no advisory lock, so the connections may go through a pooler such as PgBouncer. The driver must then not
+// prepare statements. With pgx, add default_query_exec_mode=exec to the DSN.
 //
-// A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row every third of the TTL.
+// A waiting candidate reads one row at each Poll of [lease.Config]. A leader writes one row three times per TTL.
 //
 // # Fence
 //
-// [lease.Term.Fence] locks a row in the user's transaction. A new term has to change that row. Renewals and other
-// fenced transactions do not wait for the lock, except on SQLite, which has one writer.
+// [lease.Term.Fence] locks a row in the user's transaction. To start a new term, another process has to change that
+// row, so it has to wait until the transaction has ended. Renewals and other fenced transactions do not wait for the
+// lock, except on SQLite, which has one writer.
 //
-// A process that is stopped or disconnected in the middle of a fenced transaction keeps other processes from leading
-// for as long as the server keeps its connection. Limit that time on the server to a few TTLs, with
-// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or
-// wait_timeout on MySQL.
+// If a process is stopped or disconnected during a fenced transaction, no other process can lead until the server
+// closes the connection. Limit that time on the server to a few TTLs, with idle_in_transaction_session_timeout and
+// tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or wait_timeout on MySQL.
 //
 // # Databases
 //
-// PostgreSQL 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a serialization failure
-// instead of [lease.ErrLost].
+// PostgreSQL must be version 12 or later. In a transaction that is not READ COMMITTED, Fence may return a serialization
+// failure instead of [lease.ErrLost].
 //
-// MySQL 8.0 or MariaDB 10.6, or later. In a cluster of several nodes that accept writes, such as Galera or Group
-// Replication, each node has its own locks: a fence holds only if all processes write to the same node.
+// MySQL must be version 8.0 or later, or MariaDB 10.6 or later. In a cluster of several nodes that accept writes, such
+// as Galera or Group Replication, each node has its own locks. Fences there only work if all processes write to the
+// same node.
 //
-// SQLite 3.35 or later, with the database on a local disk and a busy_timeout on every connection. A fenced
-// transaction, like every transaction that writes, delays the renewals of all leases in the file. It must be much
-// shorter than the TTL.
+// SQLite must be version 3.35 or later, with the database on a local disk and a busy_timeout on every connection. Every
+// transaction that writes, including a fenced one, delays the renewals of all leases in the file. So such a transaction
+// must be much shorter than the TTL.
 //
 // # Failover of the database
 //
-// A database that loses commits when it fails over, for example because its replication is asynchronous, may lose the
-// beginning of a term. Even so, the next term's epoch is greater, because epochs include the time. The fenced
-// transactions of the lost part of the term are lost, too. The store finds the new primary by itself: it closes the
-// pool's connections to a server that no longer accepts writes.
+// A failover may lose commits, for example because the replication is asynchronous. It may then lose the record of a
+// term that has just started, together with the fenced transactions that were committed since. The next term's epoch is
+// still greater, because epochs are based on the time. The store finds the new primary by itself: it closes the pool's
+// connections to a server that no longer accepts writes.
 package sqllease
 
 import (
@@ -66,8 +67,8 @@ const (
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix is the prefix of the tables' names: at most 32 of a-z, 0-9 and _, not starting with a digit. Empty means
-	// no prefix.
+	// Prefix is the prefix of the tables' names. It has at most 32 characters from a-z, 0-9 and _, and does not start with
+	// a digit. Empty means no prefix.
 	Prefix string
 }
 
@@ -103,19 +104,26 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	}}
 }
 
-// version is the version of the tables. From 0.1.0 on, a change of the tables increments it, adds a migration to
-// Migrate, and records in the row of the version whether older programs can use the tables.
+// version is the version of the tables. From release 0.1.0 on, a change of the tables must increment version and add a
+// migration to Migrate. The row of the version records whether older programs can use the new tables.
 const version = 1
 
-// Schema returns the statements that create the tables, each with a semicolon at its end, for a separate migration
-// tool. Migrate then finds the tables and does nothing.
+// Schema returns the statements that create the tables, for a separate migration tool. Each statement ends with a
+// semicolon. If such a tool has executed them, Migrate finds the tables and does nothing.
 func (s *Store) Schema() string { return s.schema.String() }
 
-// Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the search_path. If they exist,
-// it needs no right to create tables. Several processes may call it concurrently. It returns an error if a table of
-// one of these names belongs to another program, if a newer version of the tables excludes this program, if the server
-// is another one that executes the statements differently, such as TiDB or CockroachDB, or on SQLite if the
-// busy_timeout is zero. With modernc.org/sqlite:
+// Migrate creates the tables unless they exist. On PostgreSQL, it creates them in the first schema of the search_path.
+// If the tables exist, it needs no right to create tables. Several processes may call Migrate concurrently.
+//
+// Migrate returns an error in these cases:
+//
+//   - A table with one of these names belongs to another program.
+//   - The tables have a newer version, which this program cannot use.
+//   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently, such as CockroachDB
+//     or TiDB.
+//   - The database is SQLite, and the busy_timeout is zero.
+//
+// With modernc.org/sqlite, set the busy_timeout in the name of the data source:
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {
@@ -150,7 +158,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 	return rec, nil
 }
 
-// take begins a term, unless another term has begun since rec was read, or a fenced transaction is open.
+// take starts a term, unless another term has started since rec was read, or a fenced transaction is open.
 func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (taken lease.Record, err error) {
 	args := []any{req.Token, req.Holder, req.TTL.Microseconds(), req.Name, rec.Epoch}
 	if s.d.unlocked == "" {
@@ -198,7 +206,7 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 	case req.Run != 0:
 		return lease.ErrRunTaken
 	}
-	return nil // MySQL does not count a row that has not changed
+	return nil // on MySQL, a row that matches but does not change counts as not affected
 }
 
 // Release implements [lease.Store].
@@ -237,7 +245,7 @@ func scan(name string, row *sql.Row) (lease.Record, error) {
 	return rec, err
 }
 
-// wrap adds to err the method that failed. The store's own answers are returned unchanged.
+// wrap adds the name of the failed method to err. It returns nil and [lease.ErrLost] unchanged.
 func wrap(method string, err error) error {
 	if err == nil || err == lease.ErrLost {
 		return err

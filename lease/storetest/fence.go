@@ -15,11 +15,11 @@ import (
 // Fenced is a store in a database, for [RunFencer].
 type Fenced struct {
 	Store     lease.Fencer // the store
-	DB        *sql.DB      // the store's database, with 8 connections or more; the tests add a table, storetest_write
-	OneWriter bool         // whether a transaction that writes keeps all others from writing, as in SQLite
+	DB        *sql.DB      // the store's database, with at least 8 connections; the tests create a table storetest_write
+	OneWriter bool         // whether a transaction that writes blocks all other writers, as in SQLite
 }
 
-// RunFencer runs the tests of a [lease.Fencer], each on a store from newStore, which must have no leases.
+// RunFencer runs the tests of a [lease.Fencer], each with a store from newStore. The store must have no leases.
 func RunFencer(t *testing.T, newStore func(t *testing.T) Fenced) {
 	t.Helper()
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ type fencer struct {
 	Fenced
 }
 
-// begin begins a transaction that is rolled back when the test ends.
+// begin starts a transaction, which is rolled back when the test ends.
 func (s *suite) begin(f fencer) *sql.Tx {
 	s.Helper()
 	tx, err := f.DB.BeginTx(s.ctx, nil)
@@ -59,7 +59,7 @@ func (s *suite) begin(f fencer) *sql.Tx {
 	return tx
 }
 
-// fence begins a transaction and fences it.
+// fence starts a transaction and fences it with the epoch.
 func (s *suite) fence(f fencer, epoch int64) (*sql.Tx, error) {
 	s.Helper()
 	tx := s.begin(f)
@@ -80,7 +80,7 @@ func fenceHolds(s *suite, f fencer) {
 	one, err := s.fence(f, x.Epoch)
 	s.noError(err)
 	two, err := s.fence(f, x.Epoch)
-	s.noError(err) // does not wait for one
+	s.noError(err) // the second fence does not wait for the first transaction
 	s.noError(two.Commit())
 	s.noError(one.Commit())
 }
@@ -106,7 +106,7 @@ func fenceOther(s *suite, f fencer) {
 	s.noError(tx.Commit())
 }
 
-// fencePaused has a holder begin a transaction when another process leads.
+// fencePaused tests a holder that starts a transaction when another process leads.
 func fencePaused(s *suite, f fencer) {
 	x := s.getShort("x")
 	s.pause()
@@ -115,7 +115,7 @@ func fencePaused(s *suite, f fencer) {
 	s.lost(err)
 }
 
-// fenceSnapshot has the transaction read a snapshot of the time when the term still held.
+// fenceSnapshot tests a transaction whose snapshot is older than the end of the term.
 func fenceSnapshot(s *suite, f fencer) {
 	if f.OneWriter {
 		s.Skip("the transaction keeps others from leading")
@@ -126,7 +126,7 @@ func fenceSnapshot(s *suite, f fencer) {
 			tx, err := f.DB.BeginTx(s.ctx, &sql.TxOptions{Isolation: level})
 			s.noError(err)
 			s.noError(tx.QueryRowContext(s.ctx, "SELECT 1").Scan(new(int)))
-			if level != sql.LevelSerializable { // where a read may lock what it has read
+			if level != sql.LevelSerializable { // in a serializable transaction, a read may lock rows
 				s.noError(tx.QueryRowContext(s.ctx, "SELECT count(*) FROM storetest_write").Scan(new(int)))
 			}
 			if released {
@@ -143,7 +143,7 @@ func fenceSnapshot(s *suite, f fencer) {
 	}
 }
 
-// fenceExcludes has a holder pause in the middle of a fenced transaction.
+// fenceExcludes tests that no other process leads while a holder pauses in a fenced transaction.
 func fenceExcludes(s *suite, f fencer) {
 	x := s.getShort("x")
 	tx, err := s.fence(f, x.Epoch)
@@ -158,8 +158,8 @@ func fenceExcludes(s *suite, f fencer) {
 	s.leadsSoon("y")
 }
 
-// cannotLead has a candidate request the lease, which must not be granted. The answer comes immediately, except where
-// there is one writer: there the request waits until its ctx ends.
+// cannotLead requests the lease for another candidate, which must not get it. The store answers immediately, except if
+// there is one writer. The request then waits until its ctx is done.
 func (s *suite) cannotLead(f fencer, token string) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, short)
@@ -209,13 +209,13 @@ func fenceReleases(s *suite, f fencer) {
 	s.cannotLead(f, "y")
 	s.noError(tx.Commit())
 	if <-released != nil {
-		s.release("x") // it may be tried again
+		s.release("x") // a failed release may be repeated
 	}
 	s.leadsSoon("y")
 }
 
-// fenceStress has many holders, whose terms end at any moment, write in fenced transactions. No term may write after a
-// later one.
+// fenceStress tests many holders that write in fenced transactions, while their terms end at any moment. No term may
+// write after a later term has written.
 func fenceStress(s *suite, f fencer) {
 	ctx, cancel := context.WithTimeout(s.ctx, 3*time.Second)
 	defer cancel()
@@ -268,7 +268,7 @@ func fencedWrite(ctx context.Context, f fencer, epoch int64) (wrote bool, err er
 	if err := f.Fence(ctx, tx, "a", epoch); err != nil {
 		return false, err
 	}
-	time.Sleep(time.Duration(epoch%20) * time.Millisecond) // past the end of the term, perhaps
+	time.Sleep(time.Duration(epoch%20) * time.Millisecond) // perhaps until after the end of the term
 	var latest int64
 	err = tx.QueryRowContext(ctx, "SELECT coalesce(max(epoch), 0) FROM storetest_write").Scan(&latest)
 	if err != nil {

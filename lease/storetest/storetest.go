@@ -4,8 +4,8 @@
 //		storetest.Run(t, func(t *testing.T) lease.Store { return newStore(t) })
 //	}
 //
-// The tests use the store's own clock, in real time. Some wait until a term has ended: some tenths of a second, or as
-// long as the store rounds a TTL of 100 ms up to.
+// The tests run in real time, with the store's own clock. Some tests wait until a term with a TTL of 100 ms has ended.
+// If the store rounds that TTL up, they wait longer.
 package storetest
 
 import (
@@ -24,11 +24,11 @@ import (
 const (
 	long  = time.Hour
 	short = 100 * time.Millisecond
-	// patience is longer than the slowest machine takes for one call.
+	// patience is the maximum time that a test waits. It is longer than one call takes on a slow machine.
 	patience = 20 * time.Second
 )
 
-// Run runs the tests, each on a store from newStore, which must have no leases.
+// Run runs the tests, each with a store from newStore. The store must have no leases.
 func Run(t *testing.T, newStore func(t *testing.T) lease.Store) {
 	t.Helper()
 	for _, c := range []struct {
@@ -66,8 +66,8 @@ type suite struct {
 	store lease.Store
 }
 
-// need ends the test unless ok is true. The package uses no assertion library, so that the tests of a store link no
-// more than the store does.
+// need ends the test unless ok is true. The package uses no assertion library, so that the tests of a store need no
+// more dependencies than the store.
 func (s *suite) need(ok bool, format string, args ...any) {
 	s.Helper()
 	if !ok {
@@ -105,8 +105,8 @@ func (s *suite) get(token string, ttl time.Duration) lease.Record {
 	return rec
 }
 
-// getShort gets the lease for a short time. It requests it for a long time first: on a slow machine a short term may be
-// over when its answer arrives.
+// getShort gets the lease for a short time. It first requests the lease for a long time and then shortens it, because
+// on a slow machine a short term may be over when the store's answer arrives.
 func (s *suite) getShort(token string) lease.Record {
 	s.Helper()
 	rec := s.get(token, long)
@@ -161,7 +161,7 @@ func granted(s *suite) {
 	s.same(got, rec)
 }
 
-// same ends the test unless both records are of the same term and have the same last run.
+// same ends the test unless both records are equal in all fields except Left.
 func (s *suite) same(got, want lease.Record) {
 	s.Helper()
 	got.Left = want.Left
@@ -227,13 +227,14 @@ func ends(s *suite) {
 	sent := time.Now()
 	s.noError(s.renew("x", short))
 	s.pause()
-	s.need(time.Since(sent) > short*9/10, "over after %v, not %v", time.Since(sent), short) // clocks differ in speed
+	// Clocks may differ in speed.
+	s.need(time.Since(sent) > short*9/10, "over after %v, not %v", time.Since(sent), short)
 	s.need(s.load().Left == 0, "%v are left of a term that is over", s.load().Left)
 	y := s.get("y", long)
 	s.need(y.Epoch > x.Epoch, "epoch %d after %d", y.Epoch, x.Epoch)
 }
 
-// paused has a holder continue after its term, when another term has begun.
+// paused tests a holder that continues after its term, when another term has started.
 func paused(s *suite) {
 	s.getShort("x")
 	s.pause()
@@ -247,7 +248,7 @@ func paused(s *suite) {
 	s.noError(s.renew("y", long))
 }
 
-// late has a holder continue after its term, before another term begins.
+// late tests a holder that continues after its term, before another term starts.
 func late(s *suite) {
 	x := s.getShort("x")
 	s.pause()
@@ -255,7 +256,7 @@ func late(s *suite) {
 	s.same(s.getNot("y"), x)
 }
 
-// repeatedLate has a holder request the lease again after its term: that begins another term.
+// repeatedLate tests a holder that requests the lease again after its term, which starts another term.
 func repeatedLate(s *suite) {
 	x := s.getShort("x")
 	s.pause()
@@ -266,7 +267,7 @@ func (s *suite) run(token string, run int64) error {
 	return s.store.Renew(s.ctx, lease.Request{Name: "a", Token: token, TTL: long, Run: run})
 }
 
-// runs has a run start in one term, and be known in the next.
+// runs tests that a run is recorded in one term, and known in the next term.
 func runs(s *suite) {
 	const first, second int64 = 1_000_000_000_000, 1_000_000_000_001
 	s.lost(s.run("x", first))
@@ -300,7 +301,7 @@ func runsTaken(s *suite) {
 	s.noError(s.run("x", 11))
 }
 
-// runsOfMany has the same run recorded by many calls: one of them succeeds.
+// runsOfMany tests that one of many calls that record the same run succeeds.
 func runsOfMany(s *suite) {
 	s.get("x", long)
 	for run := range int64(10) {
@@ -321,7 +322,7 @@ func runsOfMany(s *suite) {
 	}
 }
 
-// oneOfMany has many candidates request the lease concurrently: in each round one gets it, and the epochs grow.
+// oneOfMany tests that one of many candidates gets the lease if they request it concurrently, and that the epochs grow.
 func oneOfMany(s *suite) {
 	var last int64
 	for round := range 20 {
