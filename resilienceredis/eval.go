@@ -16,25 +16,25 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// Eval returns the Eval of package fleet, redisstore and redislease. It runs a script on the node that has the keys.
-// It sends the hash of the script. If the server does not know the hash or does not permit EVALSHA, Eval sends the
-// script's text.
+// Eval returns a function for the field Eval of the Config in packages fleet, redisstore and redislease. The function
+// runs a Lua script on the node that has the keys. It sends only the hash of the script, by EVALSHA. If the server does
+// not know the hash or does not permit EVALSHA, it sends the script's text.
 //
-// Eval returns when ctx is done, even if client ignores ctx. Then it runs each script on a new goroutine, which may
-// outlast the call and use keys and args. A Client with ContextTimeoutEnabled respects ctx, and needs no goroutine. A
-// ClusterClient with ContextTimeoutEnabled needs one until its first reply, because it ignores ctx while it learns
-// which commands its servers have. So client should have ContextTimeoutEnabled.
+// The function returns when ctx is done. If client does not return when ctx is done, the function runs each script on a
+// new goroutine. That goroutine may continue after the function has returned, and then still use keys and args. To
+// avoid the goroutines, set ContextTimeoutEnabled in the options of client. A ClusterClient with this option needs
+// goroutines only until its first reply, because it ignores ctx while it queries which commands its servers have.
 //
-// client should also have MaxRetries: -1, so that a script does not run again if its answer was lost. If the
-// connection ends, a ClusterClient still runs the script again, up to MaxRedirects times. Then a call of a fleet has
-// taken its tokens twice.
+// Also set MaxRetries: -1, so that client does not run a script again if the reply was lost. But if the connection is
+// lost, a ClusterClient still runs the script again, up to MaxRedirects times. In this case, a call under a limit of
+// package fleet takes its tokens twice.
 //
-// After an error that is not a reply, such as a refused connection, Eval makes a ClusterClient reload the state of
-// its cluster in the background. Without Eval, a ClusterClient reloads the state once a minute. Until then, it would
-// call a dead master although a replica has taken over.
+// After an error that is not a reply, such as a refused connection, the function makes a ClusterClient reload the state
+// of its cluster in the background. By itself, a ClusterClient reloads the state only once a minute. Until then it
+// would continue to call a dead master, even if a replica has taken over.
 //
-// Redis closes the connection of a client that sends a value that is too large. Eval then also makes the client drop
-// that connection, so that its next command does not fail.
+// If a client sends a value that is too large, Redis closes the connection. The function then makes the client drop
+// that connection, so that the next command of the client does not fail.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -65,7 +65,8 @@ func (s *scripts) respectsContext() bool {
 	return false
 }
 
-// waitFor runs a function on a new goroutine, and returns its results, or ctx's error if ctx is done before.
+// waitFor calls run on a new goroutine and returns its results. If ctx is done before run returns, waitFor returns an
+// error that wraps the cause of ctx.
 func waitFor(ctx context.Context, run func() (any, error)) (any, error) {
 	type result struct {
 		value any
@@ -84,14 +85,14 @@ func waitFor(ctx context.Context, run func() (any, error)) (any, error) {
 	}
 }
 
-// scripts are the scripts that a client has run, with their hashes.
+// scripts has the scripts that a client has run, with their hashes.
 type scripts struct {
 	client   redis.Scripter
 	textOnly atomic.Bool // the server does not permit EVALSHA
 	replied  atomic.Bool // a server has replied
 
 	mu    sync.Mutex
-	known []knownScript // a few scripts; a map would read a whole text in each call
+	known []knownScript // only a few; a map would hash a script's whole text in each call
 }
 
 type knownScript struct {
@@ -154,10 +155,10 @@ func forbids(err error, command string) bool {
 	return false
 }
 
-// dropAfter makes the client drop a connection that the server closes after the reply err. Redis does so when an
-// argument is too large. The client has put the connection back by then, and would use it for its next command, which
-// would fail although nothing is wrong with it. A read of the script's first key takes that failure instead: the client
-// takes the connection that it put back last.
+// dropAfter makes the client drop a connection that the server closes after the reply err. Redis closes the connection
+// if an argument is too large. By then, the client has returned the connection to its pool. Its next command would use
+// that connection and fail, although the command is valid. So dropAfter sends a read of the script's first key, which
+// fails instead of that command: a pool hands out the connection that was returned last.
 func dropAfter(ctx context.Context, client any, keys []string, err error) {
 	reader, ok := client.(interface {
 		Exists(ctx context.Context, keys ...string) *redis.IntCmd
@@ -167,7 +168,7 @@ func dropAfter(ctx context.Context, client any, keys []string, err error) {
 	}
 }
 
-// reloadAfter makes a ClusterClient reload the state of its cluster if err is an error that is not a reply.
+// reloadAfter makes a ClusterClient reload the state of its cluster if err is not nil and not a reply.
 func reloadAfter(ctx context.Context, client any, err error) {
 	var answer redis.Error
 	if c, ok := client.(interface{ ReloadState(context.Context) }); ok && err != nil && !errors.As(err, &answer) {
@@ -175,8 +176,9 @@ func reloadAfter(ctx context.Context, client any, err error) {
 	}
 }
 
-// EvalEach returns the EvalEach of package fleet. It runs scripts in one pipeline or, on a cluster, in one pipeline
-// for each node. client should have the options that [Eval] describes.
+// EvalEach returns a function for the field EvalEach of the Config in package fleet. The function runs several scripts
+// in one pipeline or, on a cluster, in one pipeline for each node. client should have the options that [Eval]
+// describes.
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))
@@ -198,7 +200,8 @@ func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fl
 	}
 }
 
-// pipeline sends, in one pipeline, the calls whose indexes are in which, and stores their replies.
+// pipeline sends some of calls in one pipeline, and stores their replies in replies. which has the indexes of these
+// calls.
 func pipeline(
 	ctx context.Context, client redis.UniversalClient, calls []fleet.Call, which []int, replies []fleet.Reply,
 	eval func(*redis.Script, context.Context, redis.Scripter, []string, ...any) *redis.Cmd,
@@ -214,15 +217,16 @@ func pipeline(
 	}
 }
 
-// Node returns the Node of package fleet. It returns the address of the master that has a key. Node sends nothing to
-// Redis. So client must be the client of [Eval], because the calls of Eval load the state of the cluster.
+// Node returns a function for the field Node of the Config in package fleet. The function returns the address of the
+// master that has a key. It reads the state of the cluster that client has loaded, and sends nothing to Redis. So
+// client must be the client that is passed to [Eval], because the calls of Eval load the state.
 func Node(client *redis.ClusterClient) func(key string) string {
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // without cancel, Node would wait for a cluster that hangs, and ignore the call's ctx and Timeout
+	cancel() // with an open ctx, MasterForKey would wait for a cluster that hangs, longer than the call may
 	return func(key string) string {
 		master, err := client.MasterForKey(ended, key)
 		if err != nil {
-			return "" // all keys without a known master have the same node, so they share its outages
+			return "" // keys without a known master have the same node "", so they share its outages
 		}
 		return master.Options().Addr
 	}
@@ -232,16 +236,19 @@ func Node(client *redis.ClusterClient) func(key string) string {
 // Subscribe waits for the answer to the ping.
 const idleTimeout = 10 * time.Second
 
-// Subscribe returns the Subscribe of redisstore. It subscribes to a channel and calls subscribed after Redis has
-// confirmed the subscription. Then it calls message for each message, until ctx ends or the connection is lost. It
-// does not reconnect, because its caller must know that messages may be missing. The connection counts as lost if the
-// server sends nothing for 10 seconds and does not answer a PING within another 10 seconds. After an error, Subscribe
-// makes a ClusterClient reload the state of its cluster, as [Eval] does.
+// Subscribe returns a function for the field Subscribe of the Config in package redisstore. The function subscribes to
+// a Pub/Sub channel, and calls subscribed after Redis has confirmed the subscription. Then it calls message for each
+// message, until ctx is done or the connection is lost. It does not reconnect, because its caller must be notified that
+// messages may be missing.
+//
+// The connection counts as lost if the server sends nothing for 10 seconds and does not answer a PING within another 10
+// seconds. After an error, the function makes a ClusterClient reload the state of its cluster, as the function of
+// [Eval] does.
 func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
 	return func(ctx context.Context, channel string, subscribed func(), message func(payload string)) (failure error) {
-		ctx = &call{Context: ctx} // no policies apply within a call
+		ctx = &call{Context: ctx} // commands within a call run without policies
 		defer func() {
 			if ctx.Err() == nil {
 				reloadAfter(ctx, client, failure)

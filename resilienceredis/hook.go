@@ -1,5 +1,5 @@
 // Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies. It also provides the
-// functions through which throttle/fleet, redisstore and redislease use Redis.
+// functions that the packages throttle/fleet, redisstore and redislease need to use Redis.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 //	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
@@ -22,49 +22,55 @@
 //
 // # How replies are classified
 //
-// For the policies, a reply of a server that works is an answer: redis.Nil, WRONGTYPE, NOSCRIPT, an error of a
-// script, MOVED, ASK, NOAUTH, NOPERM and so on. A reply of a server that cannot serve the command is a failure. These
-// replies are LOADING, BUSY, OOM, MISCONF, READONLY, NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN, TRYAGAIN, too
-// many clients, the end of a blocking command because the server has become a replica, and an EXEC or a script that
-// failed with one of these replies.
+// An error reply of a server that works is an answer. Policies do not count an answer as a failure. Examples are
+// redis.Nil, WRONGTYPE, NOSCRIPT, an error of a script, MOVED, ASK, NOAUTH and NOPERM.
 //
-// Network errors are failures. If a pool has no free connection within its PoolTimeout, or because of MaxActiveConns,
-// the call is refused, because nothing was sent. If the caller's ctx ends, the call counts neither as a success nor
-// as a failure. The caller gets the error of go-redis unchanged, including redis.Nil, or the refusal of a policy.
+// A reply that means that the server cannot serve the command is a failure:
+//
+//   - LOADING, BUSY, OOM, MISCONF, READONLY, NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN and TRYAGAIN
+//   - the reply that the server has too many clients
+//   - the end of a blocking command because the server has become a replica
+//   - an EXEC or a script that failed with one of these replies
+//
+// Network errors are failures. If the connection pool has no free connection within its PoolTimeout, or because of
+// MaxActiveConns, the call counts as refused, because nothing was sent. If the caller's ctx is done, the call counts
+// neither as a success nor as a failure. The caller gets the error of go-redis unchanged, including redis.Nil, or the
+// error of the policy that refused the call.
 //
 // # Servers that hang
 //
-// A breaker does not count a call if the caller's deadline passes before the Patience of the breaker's Config, 0.9s
-// by default. So if callers have shorter deadlines, a server that hangs opens no breaker. To count these calls, add
-// a resilience.Timeout as the innermost policy, with a time that is shorter than the callers' deadlines.
+// If the caller's deadline passes, a breaker counts the call as a failure only if the call had at least the time
+// Patience of the breaker's Config, which is 0.9s by default. So if callers have shorter deadlines, a server that hangs
+// does not open the breaker. To count these calls, add a resilience.Timeout as the innermost policy. Its time must be
+// shorter than the callers' deadlines.
 //
-// A limit of throttle/fleet, a redisstore and a redislease are callers with short deadlines. They handle outages
-// without policies: give them a client without a Hook.
+// The packages throttle/fleet, redisstore and redislease call Redis with short deadlines, and handle outages without
+// policies. Give them a client without a Hook.
 //
 // # Retries
 //
-// A Client retries a command up to MaxRetries times, 3 by default. The policies enclose these retries, so the command
-// counts once, however often it was sent. To switch the retries off, set MaxRetries: -1. For commands that may be
-// repeated, make a Retrier the first policy in Node.
+// A Client retries a command up to MaxRetries times, 3 by default. These retries happen within the policies, so the
+// policies count the command once, however often it was sent. To switch the retries off, set MaxRetries: -1. If the
+// commands may be repeated, use a Retrier instead, as the outermost policy in Config.Node.
 //
-// A ClusterClient sends a command again up to MaxRedirects times, perhaps to other nodes. A Ring does so up to
-// MaxRetries times. These retries are outside of the policies: each attempt is a call under the policies of the node
-// that gets it.
+// A ClusterClient retries a command up to MaxRedirects times, and a Ring up to MaxRetries times. They may send a retry
+// to another node. These retries happen outside of the policies: each attempt is a separate call, under the policies of
+// the node that receives it.
 //
-// A Client also dials up to five times within one command, with pauses of 100 ms. So a server that refuses
-// connections seems to be slow. To switch the repeated dials off, set DialerRetries: 1.
+// If a Client cannot connect, it dials up to five times within one command, with pauses of 100ms. So a server that
+// refuses connections seems to be slow. To dial only once, set DialerRetries: 1.
 //
-// A dial and the commands that set up a connection are part of the command that needs the connection. They do not
-// count as calls of their own. [Subscribe] uses no policies. If another PubSub sets up a connection, the commands of
-// the setup are calls under the policies. Nothing else that a PubSub does is a call.
+// A dial and the commands that set up a connection are part of the command that needs the connection. They do not count
+// as separate calls. [Subscribe] uses no policies. For any other PubSub of a client with policies, only the commands
+// that set up its connection are calls under the policies.
 //
 // # Failover in a cluster
 //
-// go-redis reloads the state of a cluster once a minute and after a redirect, but not after a refused connection.
-// After every error that is not a reply, the functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the
-// state. If a master dies and its replica takes over, these functions work again within about two seconds.
+// go-redis reloads the state of a cluster once a minute and after a redirect, but not after a refused connection. The
+// functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the state after every error that is not a reply of
+// a server. So if a master dies and its replica takes over, these functions work again within about two seconds.
 //
-// docs/protocol.md of the module describes how errors are classified. Replies are documented at
+// The module's docs/protocol.md describes how policies classify errors. Error replies of Redis are documented at
 // https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
 package resilienceredis
 
@@ -80,18 +86,18 @@ import (
 	"github.com/go-resilience/resilience"
 )
 
-// A Config configures the policies of a client.
+// A Config configures [Hook].
 type Config struct {
 	// Node returns the policies for the node with the address addr. For a Client, Node is called once. For a
 	// ClusterClient or a Ring, Node is called once for each node, possibly by several goroutines. Required.
 	Node func(addr string) resilience.Middleware
 }
 
-// Hook runs the commands and the pipelines of client under policies. A pipeline or a transaction is one call. Call
+// Hook makes client run its commands and pipelines under policies. A pipeline or a transaction counts as one call. Call
 // Hook before client is used. Hook panics if client is not a *redis.Client, a *redis.ClusterClient or a *redis.Ring.
 //
-// If a policy refuses a command, the command has the error of this policy. If a policy refuses a pipeline, each
-// command of the pipeline has the error.
+// If a policy refuses a command, the error of the command is the policy's error. If a policy refuses a pipeline, each
+// command of the pipeline has that error.
 func Hook(client redis.UniversalClient, cfg Config) {
 	node := func(c *redis.Client) { c.AddHook(&hook{cfg.Node(c.Options().Addr)}) }
 	switch c := client.(type) {
@@ -109,10 +115,11 @@ func Hook(client redis.UniversalClient, cfg Config) {
 	}
 }
 
-// A hook runs the commands of one node under policies.
+// A hook runs the commands of one node's client under policies.
 type hook struct{ policies resilience.Middleware }
 
-// A call is the ctx of a command or a pipeline in flight. The commands that set up its connection have the same call.
+// A call is the ctx of a command or a pipeline in flight. If a connection must be set up for it, the commands of the
+// setup also have this ctx, and so run without policies.
 type call struct {
 	context.Context
 	cmd  redis.Cmder
@@ -130,7 +137,7 @@ func (c *call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// callOf returns the call that ctx belongs to, or nil.
+// callOf returns the call from which ctx is derived, or nil if there is none.
 func callOf(ctx context.Context) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	return c
@@ -166,7 +173,7 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 		c.sent = true
 		err := next(ctx, c.cmds)
 		if i := slices.IndexFunc(c.cmds, failed); err == nil && i >= 0 {
-			err = c.cmds[i].Err() // a ClusterClient returns at most the error of the first command
+			err = c.cmds[i].Err() // a ClusterClient returns no error, or that of the first command
 		}
 		err = classified(err)
 		if v, ok := err.(*verdict); ok && !v.refused && slices.ContainsFunc(c.cmds, failed) {
@@ -190,7 +197,7 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 }
 
 // withoutVerdict returns the error of go-redis that a verdict contains, because callers compare errors with redis.Nil
-// and the like. It returns other errors unchanged.
+// and other variables. It returns other errors unchanged.
 func withoutVerdict(err error) error {
 	if v, ok := err.(*verdict); ok {
 		return v.error
@@ -229,8 +236,8 @@ func classified(err error) error {
 	return &verdict{err, true, false}
 }
 
-// cannotServe reports whether an error reply means that the server cannot serve the command now. Other replies
-// concern the command or its client.
+// cannotServe reports whether an error reply means that the server cannot serve the command now. Other error replies
+// mean that the command or its client is at fault.
 func cannotServe(err string) bool {
 	text := replyText(err)
 	code, _, _ := strings.Cut(text, " ")
