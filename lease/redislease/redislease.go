@@ -5,7 +5,7 @@
 //	store := redislease.New(redislease.Config{Eval: eval})
 //	billing := lease.New(store, lease.Config{Name: "billing"})
 //	err := billing.Loop(ctx, func(ctx context.Context, term lease.Term) error {
-//		return report(ctx, term.Epoch()) // a resource that rejects lower epochs
+//		return report(ctx, term.Epoch()) // the resource rejects lower epochs
 //	})
 //
 // If work must not be done twice and the resource cannot compare epochs, use package sqllease and [lease.Term.Fence].

@@ -1,26 +1,25 @@
 package sqllease
 
 // A statements has the SQL statements of a dialect. In them, {p} is replaced by the prefix of the tables' names, and
-// {now} by an expression for the database's clock, in microseconds since 1970. The parameters are listed after each
-// statement.
+// {now} by an expression for the database's clock, in microseconds since 1970.
 type statements struct {
-	now      string
-	numbered bool // whether placeholders are $1, $2 and so on
+	now      string // the expression for {now}
+	numbered bool   // whether placeholders are $1, $2 and so on
 
 	schema string // creates the tables, except the table with the version
 	find   string // a query that fails unless the tables exist
-	create string // name
-	load   string // name
+	create string // inserts a lease that is not held; parameter: name
+	load   string // returns the record; parameter: name
 
 	// unlocked returns no row if a fenced transaction is open. Its parameter is the name. It is empty if acquire checks
 	// this itself and also returns the changed row.
 	unlocked string
-	acquire  string // token, holder, TTL, name, previous epoch
-	renew    string // TTL, name, token
-	run      string // TTL, run, name, token, run; renews the lease and records a run
-	release  string // name, token
+	acquire  string // starts a term; parameters: token, holder, TTL, name, previous epoch
+	renew    string // renews the lease; parameters: TTL, name, token
+	run      string // renews the lease and records a run; parameters: TTL, run, name, token, run
+	release  string // releases the lease; parameters: name, token
 
-	fence string // name, epoch; returns a row if the term has this epoch
+	fence string // locks and returns a row if the term has this epoch; parameters: name, epoch
 }
 
 var dialects = map[Dialect]*statements{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
