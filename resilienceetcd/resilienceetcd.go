@@ -1,5 +1,5 @@
-// Package resilienceetcd provides a [lease.Store] in etcd 3.4 or later, through go.etcd.io/etcd/client/v3: an election
-// without a database.
+// Package resilienceetcd provides a [lease.Store] in etcd 3.4 or later, through go.etcd.io/etcd/client/v3. With it,
+// package lease elects a leader without a SQL database.
 //
 //	client, err := clientv3.New(clientv3.Config{
 //		Endpoints:            []string{"etcd-0:2379", "etcd-1:2379", "etcd-2:2379"},
@@ -15,26 +15,30 @@
 //		...
 //	})
 //
-// An etcd lease ends a term. The term's epoch is the revision that began it, and a Cmp of [Store.Fence] makes a
-// transaction of etcd fail if another term has begun. For a fence in a SQL database, use package sqllease:
-// [lease.Term.Fence] returns [lease.ErrNoFence] with a Store of this package.
+// A term ends when its etcd lease ends. The term's epoch is the etcd revision at which the term started. With the
+// condition that [Store.Fence] returns, an etcd transaction fails if another term has started. To fence transactions in
+// a SQL database, use package sqllease: with a Store of this package, [lease.Term.Fence] returns [lease.ErrNoFence].
 //
 // # Time
 //
-// etcd counts a TTL in whole seconds. A Store rounds a TTL up, and a server raises a TTL that is less than one and a
-// half election timeouts, which is 2 seconds by default. [Validate] reports a TTL that is rounded. etcd ends a lease up
-// to half a second after its TTL. If a cluster elects another leader, it starts the TTL of all leases again. No process
-// leads until then, but two never lead at the same time.
+// In etcd, a TTL is a number of whole seconds. A Store rounds a TTL up; [Validate] returns an error for a TTL that
+// would be rounded. An etcd server raises a TTL that is less than its minimum of 1.5 election timeouts, which is 2
+// seconds by default.
+//
+// etcd may end a lease later than after its TTL: up to half a second later, or, if the etcd cluster elects another
+// leader, up to a full TTL after that election. If a leader has died, no process leads until then. But two processes
+// never lead at the same time for this reason.
 //
 // # Cost
 //
-// A waiting candidate reads three keys and a TTL every Poll of [lease.Config]. Every third of the TTL, a leader reads
-// them and renews the etcd lease, which writes nothing. An election, a resignation and a run of Every write.
+// A waiting candidate reads three keys and a TTL at each Poll of [lease.Config]. A leader does the same three times per
+// TTL, and also renews the etcd lease, which writes no keys. Only an election, a resignation and a run of Every write
+// keys.
 //
 // # Failures
 //
-// A member that is killed costs no term. A cluster that is restored from a snapshot must increase its revision (etcdutl
-// snapshot restore --bump-revision), or epochs repeat.
+// If a member of the etcd cluster is killed, no term ends. If you restore a cluster from a snapshot, increase its
+// revision (etcdutl snapshot restore --bump-revision). Otherwise epochs are repeated.
 package resilienceetcd
 
 import (
@@ -53,8 +57,8 @@ import (
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix is the prefix of the keys: Prefix + "term/", "held/" or "run/", and the name of the lease. The client needs
-	// the permission to read and write them. Empty means "lease/".
+	// Prefix is the prefix of the keys. A lease has three keys: Prefix + "term/" + name, Prefix + "held/" + name and
+	// Prefix + "run/" + name. The client needs the permission to read and write them. Empty means "lease/".
 	Prefix string
 }
 
@@ -66,7 +70,7 @@ type Store struct {
 
 var _ lease.Store = (*Store)(nil)
 
-// New returns a Store. It does not use the client, and the Store never closes it. New panics if client is nil.
+// New returns a Store. New sends no request, and the Store never closes the client. New panics if client is nil.
 func New(client *clientv3.Client, cfg Config) *Store {
 	if client == nil {
 		panic("resilienceetcd: the *clientv3.Client is nil: must be set")
@@ -77,8 +81,8 @@ func New(client *clientv3.Client, cfg Config) *Store {
 	return &Store{client, cfg.Prefix}
 }
 
-// Validate returns an error if cfg is invalid, or if its TTL is not a number of whole seconds. A Store rounds such a
-// TTL up: after a leader has died, no process leads for longer than the TTL.
+// Validate returns an error if cfg is invalid, or if cfg.TTL is not a number of whole seconds. A Store rounds such a
+// TTL up, so after a leader has died, no process leads for longer than cfg.TTL.
 func Validate(cfg lease.Config) error {
 	err := cfg.Validate()
 	if cfg.TTL%time.Second != 0 {
@@ -87,8 +91,8 @@ func Validate(cfg lease.Config) error {
 	return err
 }
 
-// Fence returns a condition for a transaction of etcd: that the lease's current term has this epoch. If the transaction
-// fails, another term has begun, or the term was resigned.
+// Fence returns a condition for an etcd transaction: the lease's current term must have this epoch. If the condition is
+// false, another term has started, or the term was resigned.
 func (s *Store) Fence(name string, epoch int64) clientv3.Cmp {
 	return unchanged(s.prefix+"term/"+name, epoch)
 }
@@ -97,22 +101,24 @@ func unchanged(key string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
 }
 
-// A holder is the value of the key term/, whose ModRevision is the epoch. It remains when the term is over.
+// A holder is the value of the key term/. The ModRevision of this key is the epoch. The key remains when the term is
+// over.
 type holder struct {
 	Token  string `json:"token"`
 	Holder string `json:"holder"`
 }
 
-// A snapshot is a lease as it was read.
+// A snapshot is the state of a lease when it was read.
 type snapshot struct {
 	lease.Record
-	id           clientv3.LeaseID // the etcd lease of the key held/, with which the key ends; 0 if the term is over
-	seconds      int64            // the TTL of id, the value of the key
+	id           clientv3.LeaseID // the etcd lease, which ends together with the key held/; 0 if the term is over
+	seconds      int64            // the TTL of the etcd lease id, which is the value of the key held/
 	held, latest int64            // the ModRevisions of the keys held/ and run/
 }
 
-// call calls f up to three times, each time with a part of the time until ctx's deadline. A client sends each call to
-// the next member. A member that hangs would otherwise get the same call of each renewal, and all renewals would fail.
+// call calls f, and repeats it up to twice if it times out. Each call gets a part of the time until ctx's deadline. The
+// client sends each request to the next member of the cluster. Without a repetition, a member that hangs could get the
+// same one of the requests of each renewal, so that every renewal would fail.
 func call[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	for left := 3; left > 1; left-- {
 		try, cancel := ctx, func() {}
@@ -139,7 +145,7 @@ func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) 
 		return at, err
 	}
 	for i, r := range resp.Responses {
-		for _, kv := range r.GetResponseRange().Kvs { // one, or none
+		for _, kv := range r.GetResponseRange().Kvs { // there is one value, or none
 			switch i {
 			case 0:
 				var h holder
@@ -163,14 +169,14 @@ func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) 
 	ttl, err := call(ctx, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
 		return s.client.TimeToLive(ctx, at.id)
 	})
-	if err == nil { // etcd rounds down to seconds, and deletes the key a moment after the end of the lease
+	if err == nil { // etcd rounds down to seconds, and deletes the key shortly after the lease has ended
 		at.Left = max(time.Duration(ttl.TTL)*time.Second, 100*time.Millisecond)
 	}
 	return at, err
 }
 
-// write writes ops unless the lease has changed since it was read. It returns the revision, or 0 if the lease has
-// changed. If repeat is set, that change may be an earlier try, whose answer was lost.
+// write executes ops unless the lease has changed since at was read. It returns the new revision, or 0 if the lease has
+// changed. If repeat is true, write may try several times. The change may then be an earlier try whose answer was lost.
 func (s *Store) write(ctx context.Context, at snapshot, repeat bool, ops ...clientv3.Op) (revision int64, err error) {
 	commit := func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return s.client.Txn(ctx).If(s.Fence(at.Name, at.Epoch), unchanged(s.prefix+"held/"+at.Name, at.held),
@@ -188,7 +194,7 @@ func (s *Store) write(ctx context.Context, at snapshot, repeat bool, ops ...clie
 	return resp.Header.Revision, nil
 }
 
-// hold returns a write of the key held/ with a new etcd lease.
+// hold grants a new etcd lease, and returns it with an operation that writes the key held/ under that lease.
 func (s *Store) hold(ctx context.Context, name string, ttl time.Duration) (clientv3.Op, clientv3.LeaseID, error) {
 	granted, err := call(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
 		return s.client.Grant(ctx, seconds(ttl))
@@ -202,7 +208,7 @@ func (s *Store) hold(ctx context.Context, name string, ttl time.Duration) (clien
 
 func seconds(ttl time.Duration) int64 { return int64((ttl + time.Second - 1) / time.Second) }
 
-// revoke ends an etcd lease that is not needed any more. If it fails, the TTL ends the lease.
+// revoke ends an etcd lease that is no longer needed. If that fails, the lease ends after its TTL.
 func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 	if id != 0 {
 		_, _ = s.client.Revoke(ctx, id)
@@ -225,7 +231,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 		if err != nil {
 			return at.Record, wrap("acquire", err)
 		}
-		value, _ := json.Marshal(holder{req.Token, req.Holder}) // two strings are no error
+		value, _ := json.Marshal(holder{req.Token, req.Holder}) // two strings can always be encoded
 		revision, err := s.write(ctx, at, true, clientv3.OpPut(s.prefix+"term/"+req.Name, string(value)), hold)
 		if err != nil {
 			return at.Record, wrap("acquire", err)
@@ -234,7 +240,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 			at.Token, at.Holder, at.Epoch, at.Left = req.Token, req.Holder, revision, req.TTL
 			return at.Record, nil
 		}
-		s.revoke(ctx, id) // another process was faster, or the answer to the first try was lost
+		s.revoke(ctx, id) // another process was faster, or an earlier try succeeded and its answer was lost
 	}
 }
 
@@ -257,12 +263,12 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 				return s.client.KeepAliveOnce(ctx, at.id)
 			})
 			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-				continue // it ended after it was read
+				continue // the etcd lease has ended after it was read
 			}
 			if err != nil || req.Run == 0 {
 				return wrap("renew", err)
 			}
-		} else { // the TTL is another, or the term has ended and no other has begun
+		} else { // the TTL is different, or the term has ended and no other has started
 			hold, granted, err := s.hold(ctx, req.Name, req.TTL)
 			if err != nil {
 				return wrap("renew", err)
@@ -272,7 +278,8 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 		if req.Run != 0 {
 			ops = append(ops, clientv3.OpPut(s.prefix+"run/"+req.Name, strconv.FormatInt(req.Run, 10)))
 		}
-		// A second try would take a run that the first has recorded for one that is taken, and revoke its etcd lease.
+		// write must not repeat here. If its first try succeeded and the answer was lost, the second try would fail. This
+		// loop would then revoke the lease of the first try, and return ErrRunTaken for its run.
 		revision, err := s.write(ctx, at, false, ops...)
 		switch {
 		case err != nil:
@@ -281,7 +288,7 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 			s.revoke(ctx, id)
 			continue
 		case id != 0:
-			s.revoke(ctx, at.id) // the old TTL
+			s.revoke(ctx, at.id) // the etcd lease with the old TTL
 		}
 		return nil
 	}
