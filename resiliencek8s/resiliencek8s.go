@@ -1,5 +1,5 @@
-// Package resiliencek8s provides a [lease.Store] in Kubernetes 1.14 or later, through k8s.io/client-go: an election
-// without a database. Each lease is an object of kind Lease (coordination.k8s.io/v1).
+// Package resiliencek8s provides a [lease.Store] in Kubernetes 1.14 or later, through k8s.io/client-go. With it,
+// package lease elects a leader without a database. Each lease is an object of kind Lease (coordination.k8s.io/v1).
 //
 //	cfg, err := rest.InClusterConfig()
 //	...
@@ -12,8 +12,9 @@
 //		...
 //	})
 //
-// The program's service account needs three verbs. With resourceNames, get and update can be limited to some leases. If
-// an administrator creates the objects, with an empty spec, the program does not need the verb create:
+// The program's service account needs the three verbs below. You can restrict get and update to some leases with
+// resourceNames. If an administrator creates the Lease objects, with an empty spec, the program does not need the verb
+// create.
 //
 //	apiVersion: rbac.authorization.k8s.io/v1
 //	kind: Role
@@ -25,50 +26,64 @@
 //
 // # Objects
 //
-// The object of the lease "billing" is lease/billing. A name that is not a lower-case DNS subdomain, such as "Billing",
-// is replaced by "sha256-" and its hash; the annotation resiliencek8s/name has the name. kubectl get lease shows the
-// holder. The spec has the holder, the TTL, the times of the election and of the last renewal by the leader's clock,
-// and the number of elections. No decision depends on these times.
+// The object of the lease "billing" is lease/billing. If a name is not a lower-case DNS subdomain, such as "Billing",
+// the object's name is "sha256-" and the hash of the name, and the annotation resiliencek8s/name has the original name.
 //
-// The epoch, which has 64 bits, the term's token and the last run of Every are annotations. To end a term by hand,
+// The command kubectl get lease shows the holder. The object's spec has the holder, the TTL, the times of the election
+// and of the last renewal, and the number of elections. The times are from the leader's clock, and are only for
+// information.
+//
+// The epoch (a 64-bit number), the term's token and the last run of Every are annotations. To end a term manually,
 // delete the annotation resiliencek8s/token:
 //
 //	kubectl annotate lease billing resiliencek8s/token-
 //
-// The leader then learns at its next renewal, within a third of the TTL, that its term is over, and another process
-// may lead in the meantime, with a greater epoch. To delete the object has the same effect, and it loses the last run.
-// Objects are never deleted by a Store, so names should not be taken from requests.
+// The leader notices the end of its term at its next renewal, within a third of the TTL. Before that, another process
+// may already lead, with a greater epoch. If you delete the object, the term also ends, and the time of the last run is
+// lost.
+//
+// A Store never deletes objects. So do not use arbitrary names, for example from requests.
 //
 // # Time
 //
-// The API server reports no time. As with client-go's leaderelection, a lease has ended if a process has seen no write
-// of it for its TTL. A process that has just started therefore waits for a TTL before it takes the lease of a leader
-// that has died, and until then its [lease.Candidate.Status] reports that the lease is held. A released lease is free
-// immediately. Create one Store per process. A TTL is rounded up to whole seconds.
+// The API server does not report its time. Therefore, as in client-go's package leaderelection, each process observes
+// the lease: the lease has ended if the process has observed no write of it for the TTL. So a process that has just
+// started waits for a full TTL before it takes over the lease of a leader that has died. Until then, its
+// [lease.Candidate.Status] reports that the lease is held. A released lease is free immediately.
 //
-// Kubernetes has no transactions, so [lease.Term.Fence] returns [lease.ErrNoFence]. An epoch that a leader stores in
-// the object that it updates is a fence: a leader reads the object, stops if it has a greater epoch, and updates it
-// with the resourceVersion that it has read. The example shows this.
+// Create only one Store per process, because a Store remembers its observations. A TTL is rounded up to whole seconds.
+//
+// Kubernetes has no transactions, so [lease.Term.Fence] returns [lease.ErrNoFence]. If the leader's work updates a
+// Kubernetes object, store the epoch in that object instead. The leader reads the object, stops if the object has a
+// greater epoch, and updates the object with its own epoch and with the resourceVersion that it has read. The example
+// shows this.
 //
 // # Cost
 //
-// A leader sends one request, an update, every third of the TTL: 12 a minute by default. A waiting candidate sends one
-// request, a get, every Poll of [lease.Config], and some more at an election. With a Poll of 3 seconds, that is 19 a
-// minute, as many as client-go's leaderelection sends while it waits; while it leads, it sends 29 a minute.
+// A leader sends one update request three times per TTL, which is 12 requests per minute by default. A waiting
+// candidate sends one get request at each Poll of [lease.Config], and some more requests at an election. With a Poll of
+// 3 seconds, a waiting candidate sends 19 requests per minute. For comparison, client-go's leaderelection sends 19
+// requests per minute while it waits, and 29 while it leads.
 //
 // # Connections
 //
-// While the API server cannot be reached, the leader's term ends in time, and no process leads. HTTP/2 sends all
-// requests on one connection. If it is half open, client-go finds out after 45 seconds, which costs a term of the
-// default TTL. With HTTP/1.1, as above, a request that times out closes its connection, and the next one is in time: a
-// Candidate gives the first renewal an eighth of the TTL, and the next ones a quarter. A client of its own keeps other
-// requests of the program from delaying renewals: by default, a client of client-go sends 5 requests a second.
+// If the API server cannot be reached, the leader's term ends before its lease does, and no process leads.
+//
+// Use HTTP/1.1, as in the example above. HTTP/2 sends all requests on one connection. If that connection is half open,
+// client-go notices only after 45 seconds, which is longer than the default TTL, so the leader loses its term. With
+// HTTP/1.1, a request that times out closes its connection, and the next request uses another one. A Candidate gives
+// the first try of a renewal a timeout of an eighth of the TTL, and the next tries a quarter, so a try on a new
+// connection is still in time.
+//
+// Create a separate client for the Store. By default, a client of client-go sends at most 5 requests per second, so
+// other requests of the program could delay renewals.
 //
 // # Errors
 //
-// Errors of the API server are wrapped: errors.IsForbidden of k8s.io/apimachinery/pkg/api/errors reports missing
-// rights. A namespace that does not exist is IsNotFound. An object that another program uses as a Lease, such as
-// client-go's leaderelection, is not changed: the error says that it has a holder and no epoch.
+// Errors of the API server are wrapped. Use the functions of k8s.io/apimachinery/pkg/api/errors: IsForbidden reports
+// missing rights, and IsNotFound reports a namespace that does not exist. If another program, such as one with
+// client-go's leaderelection, uses the same Lease object, the Store does not change the object. It returns an error
+// that says that the object has a holder and no epoch.
 package resiliencek8s
 
 import (
@@ -96,12 +111,12 @@ type Store struct {
 	leases client.LeaseInterface
 
 	mu    sync.Mutex
-	known map[string]version // the last one that was read or written, by the name of the lease
+	known map[string]version // the last version that was read or written, by the name of the lease
 }
 
 var _ lease.Store = (*Store)(nil)
 
-// New returns a Store. It does not use the client. New panics if leases is nil.
+// New returns a Store. New sends no request. It panics if leases is nil.
 func New(leases client.LeaseInterface) *Store {
 	if leases == nil {
 		panic("resiliencek8s: the LeaseInterface is nil: must be set")
@@ -109,11 +124,11 @@ func New(leases client.LeaseInterface) *Store {
 	return &Store{leases: leases, known: make(map[string]version)}
 }
 
-// A version is a version of an object.
+// A version is a version of a Lease object, with the record that it contains.
 type version struct {
 	lease.Record
-	object *coordination.Lease // as the API server returned it, and not changed afterwards; nil if there is none
-	runID  string              // the call that recorded LastRun
+	object *coordination.Lease // the object from the API server, which must not be changed; nil if there is none
+	runID  string              // identifies the call that recorded LastRun
 	seen   time.Time           // when this process first saw the version
 }
 
@@ -134,7 +149,7 @@ func objectName(name string) string {
 	return fmt.Sprintf("sha256-%x", sha256.Sum256([]byte(name)))
 }
 
-// parse returns the version of an object that is seen now.
+// parse returns the version of an object, with the current time as the time when it was first seen.
 func parse(name string, object *coordination.Lease) (v version, err error) {
 	a := object.Annotations
 	number := func(key string) (n int64) {
@@ -159,7 +174,7 @@ func parse(name string, object *coordination.Lease) (v version, err error) {
 	return v, err
 }
 
-// measured returns v with the time that is left of its term.
+// measured returns v with Left set to the remaining time of its term.
 func (v version) measured() version {
 	if v.object != nil && v.object.Spec.LeaseDurationSeconds != nil && v.Token != "" {
 		ttl := time.Duration(*v.object.Spec.LeaseDurationSeconds) * time.Second
@@ -168,8 +183,8 @@ func (v version) measured() version {
 	return v
 }
 
-// learn returns the version of an object that the API server has returned. If this process has seen the version before,
-// the term is measured from then on.
+// learn returns the version of an object from the API server. If this process has seen the version before, the TTL
+// counts from the time when it was first seen.
 func (s *Store) learn(name string, object *coordination.Lease) (version, error) {
 	v, err := parse(name, object)
 	s.mu.Lock()
@@ -177,7 +192,7 @@ func (s *Store) learn(name string, object *coordination.Lease) (version, error) 
 	last, ok := s.known[name]
 	switch {
 	case err != nil || v.Token == "":
-		delete(s.known, name) // so that only leases that are held take memory
+		delete(s.known, name) // a lease that is not held needs no memory
 	case ok && last.object.ResourceVersion == object.ResourceVersion:
 		v = last
 	default:
@@ -197,8 +212,8 @@ func (s *Store) read(ctx context.Context, name string) (version, error) {
 	return s.learn(name, object)
 }
 
-// write replaces the version by next, with a new TTL unless ttl is 0. conflict reports that another process has
-// changed, created or deleted the object.
+// write replaces version v of the object by next. Unless ttl is 0, it also writes a new TTL. conflict reports whether
+// another process has changed, created or deleted the object since v was read.
 func (s *Store) write(
 	ctx context.Context, v, next version, ttl time.Duration,
 ) (written lease.Record, conflict bool, err error) {
@@ -224,7 +239,7 @@ func (s *Store) write(
 	}
 	if next.Epoch != v.Epoch {
 		spec.AcquireTime = &now
-		transitions := int32(-1) // the first term is no transition
+		transitions := int32(-1) // the first term does not count as a transition
 		if spec.LeaseTransitions != nil {
 			transitions = *spec.LeaseTransitions
 		}
@@ -243,8 +258,8 @@ func (s *Store) write(
 	return next.Record, false, err
 }
 
-// change reads the lease and writes what decide makes of it, until no other process has changed it in between. If
-// decide returns false, change writes nothing and returns decide's error.
+// change reads the lease, calls decide to change the version, and writes the result. If another process has changed the
+// lease in between, change starts again. If decide returns false, change writes nothing, and returns decide's error.
 func (s *Store) change(
 	ctx context.Context, method, name string, ttl time.Duration, decide func(*version) (bool, error),
 ) (lease.Record, error) {
@@ -262,7 +277,7 @@ func (s *Store) change(
 		next := v.measured()
 		write, err := decide(&next)
 		if known && !write {
-			continue // the API server may have a later version
+			continue // decide again with the version that the API server has now
 		}
 		if !write {
 			return next.Record, err
@@ -277,7 +292,7 @@ func (s *Store) change(
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	return s.change(ctx, "acquire", req.Name, req.TTL, func(v *version) (bool, error) {
 		if !v.Held() {
-			// The time makes epochs grow if the object was deleted.
+			// The epoch is based on the time, so that it grows even if the object was deleted.
 			v.Token, v.Holder, v.Epoch = req.Token, req.Holder, max(v.Epoch+1, time.Now().UnixMicro())
 		}
 		return v.Token == req.Token, nil
@@ -291,7 +306,7 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 		switch {
 		case v.Token != req.Token:
 			return false, lease.ErrLost
-		case req.Run != 0 && v.runID == id: // by a request that client-go has repeated
+		case req.Run != 0 && v.runID == id: // an earlier try of this call, which client-go has repeated, has recorded the run
 			return false, nil
 		case req.Run != 0 && req.Run <= v.LastRun:
 			return false, lease.ErrRunTaken
