@@ -1,5 +1,5 @@
-// Package sagahttp sends the commands of a saga's steps over HTTP, and applies each command once in the participant
-// that receives it. See [saga.Apply] for other participants.
+// Package sagahttp sends the commands of a saga's steps over HTTP with [Send]. In the participant that receives the
+// commands, a [Handler] applies each command once. See [saga.Apply] for participants without HTTP.
 package sagahttp
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// Send sends req as the command of a saga's step, and returns the result as [Result] does. The ctx of req is the ctx of
-// the step.
+// Send sends req as the command of a saga's step, and returns the result as [Result] does. The ctx of req must be the
+// step's ctx.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
 //		req, err := http.NewRequestWithContext(ctx, "POST", hotel+"/bookings", s.body())
@@ -34,17 +34,17 @@ import (
 //		return sagahttp.Send(client, req, s.readBooking)
 //	},
 //
-// Send sets the field Idempotency-Key to the command ID unless req has one. A server that applies each key once, such
-// as a [Handler], is safe from repetition. HTTP sends no control characters and no space at the start of a field, so
-// the saga's ID must have none.
+// Send sets the header field Idempotency-Key to the command ID, unless req already has this field. If the server
+// applies each key once, as a [Handler] does, a repeated request has no further effect. The saga's ID must not contain
+// control characters or start with a space, because a header field cannot.
 //
-// If a policy in client refuses the request, the error is a refusal. If it refuses a redirect, the first request was
-// sent, and the error is a [saga.MaybeApplied].
+// If a policy in client refuses the request, Send returns the refusal. If a policy refuses only a redirect, the first
+// request was sent, and Send returns a [saga.MaybeApplied].
 //
-// Send calls read for a status of 2xx and returns its error unchanged. Nil means that the body is not read. Send closes
-// the body.
+// If the status is 2xx, Send calls read and returns read's error unchanged. If read is nil, the body is not read. Send
+// closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
-	var sent atomic.Int64 // counted before the write, since the response may arrive before the write returns
+	var sent atomic.Int64 // counts connections, not writes: the response may arrive before the write returns
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { sent.Add(1) },
 	})
@@ -77,18 +77,27 @@ const (
 
 // Result returns the result of a request as the error of a saga's Do or Undo:
 //
-//   - Status 2xx is nil, even if a redirect turned the request into a GET. Set CheckRedirect if the server redirects
-//     for another reason, such as to a login page.
-//   - Status 404 and 410 are nil in an Undo. The ctx of the response's Request shows whether it is one.
-//   - Status 408, 409, 425, 429, and 5xx except 501 and 505, are retried after the Retry-After of the response. The
-//     step may have taken effect. Status 409 means that another request with the same Idempotency-Key is in progress.
-//   - Any other status is a [saga.Permanent]: the step may have taken effect. With the field "Saga-Command: declined",
-//     4xx, 501 and 505 are a [saga.Declined]: the server declined every attempt of this command and has recorded that.
-//   - err is returned unchanged. It may be a refusal of a policy. After an answer the step is not retried (see
-//     [saga.Permanent]), and after any other error it may have taken effect.
+//   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
+//     redirects for other reasons, such as to a login page, set the client's CheckRedirect.
 //
-// The error of a status is a [*resiliencehttp.StatusError]. If the server uses a status differently, check it before
-// Result: if a bank repeats its 402 for the same Idempotency-Key, the 402 is a Declined error.
+//   - For status 404 and 410, the result of an Undo is nil. Result finds the command, and so whether it is an Undo, in
+//     the ctx of the response's Request.
+//
+//   - After status 408, 409, 425, 429, and 5xx except 501 and 505, the step is retried, after the response's
+//     Retry-After. The step may have taken effect. Status 409 means that another request with the same Idempotency-Key
+//     is in progress.
+//
+//   - For 4xx, 501 and 505 with the header field "Saga-Command: declined", the result is a [saga.Declined]: the server
+//     declines every attempt of this command, and has recorded that.
+//
+//   - For any other status, the result is a [saga.Permanent]: the step may have taken effect, and is not retried.
+//
+//   - If err is not nil, it is returned unchanged. It may be the refusal of a policy. If it is an answer (see
+//     [saga.Permanent]), the step is not retried. After any other error, the step may have taken effect.
+//
+// The error for a status wraps a [*resiliencehttp.StatusError]. If the server uses a status differently, check the
+// status before you call Result. For example, if a bank always repeats its 402 for the same Idempotency-Key, return a
+// saga.Declined for 402.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -127,27 +136,28 @@ func Result(resp *http.Response, err error) error {
 type Handler struct {
 	// DB is the participant's database, which has a [saga.BarrierTable].
 	DB *sql.DB
-	// Apply makes the changes of a command in tx. It is called again if tx was not committed. It
-	// must not be nil.
+	// Apply makes the changes of a command in tx. If tx was not committed, Apply is called again. It must not be nil.
 	Apply func(tx *sql.Tx, r *http.Request) error
-	// Reply answers a command that was applied, now or earlier. It finds the result, such as a booking number, by the
-	// ID of the command, which [saga.CommandFrom] returns for the ctx of r. Nil means status 204.
+	// Reply answers the request for a command that was applied, either now or earlier. [saga.CommandFrom] returns the
+	// command from the request's ctx. By its ID, Reply finds the result, such as a booking number. Nil means status 204.
 	Reply http.HandlerFunc
 }
 
-// ServeHTTP applies the command whose ID is in the field Idempotency-Key, as [saga.Apply] does. It reports errors in
-// the form that [Result] expects:
+// ServeHTTP applies the command whose ID is in the header field Idempotency-Key, as [saga.Apply] does. It reports
+// errors in the form that [Result] expects. The status is:
 //
 //   - 400 if the field is missing or has no command ID, or if the body ends early;
 //   - 410 and "Saga-Command: declined" if the Do arrives after its Undo;
 //   - 413 if the body exceeds the limit of an [http.MaxBytesReader];
-//   - 422, with the text of the error, if Apply returns an answer ([saga.Permanent], resilience.Answer). If the error
-//     is a [saga.Declined], now or when the command arrived before, "Saga-Command: declined" is set;
-//   - 422 if the command arrived before with another body. The [saga.BarrierTable] has a fingerprint of the body. Of a
-//     body of more than 1 MiB, it covers the beginning and the Content-Length. It does not cover the boundary of a
-//     multipart body;
-//   - 503, with its Retry-After, if Apply returns a refusal of a policy;
-//   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the transaction fails.
+//   - 422, with the text of the error, if Apply returns an answer, such as a [saga.Permanent] or a resilience.Answer.
+//     If the error is a [saga.Declined], now or in an earlier request with the same command, "Saga-Command: declined"
+//     is set;
+//   - 422 if an earlier request with the same command had another body. The bodies are compared by a fingerprint, which
+//     is stored in the [saga.BarrierTable]. If a body is larger than 1 MiB, the fingerprint covers only its first 1 MiB
+//     and the Content-Length. The boundary of a multipart body is ignored;
+//   - 503, with the Retry-After of the error, if Apply returns a refusal of a policy;
+//   - 500 if Apply returns any other error, such as an answer whose Retryable method returns true, or if the
+//     transaction fails.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cmd := saga.Command{ID: r.Header.Get(idempotencyKey)}
 	if cmd.DoID() == "" {
@@ -165,7 +175,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = r.WithContext(participant.WithFingerprint(saga.WithCommand(r.Context(), cmd), print))
-	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes the files of the form
+	// After the request, net/http removes the temporary files of outer's form.
+	defer func() { outer.MultipartForm = r.MultipartForm }()
 	err = saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
 	if saga.IsDeclined(err) {
 		w.Header().Set(sagaCommand, declined)
@@ -189,10 +200,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// maxPrinted limits what the handler holds of a body. What follows streams to Apply.
+// maxPrinted is the maximum number of bytes of a body that are read into memory for the fingerprint. Apply reads the
+// remaining body as a stream.
 const maxPrinted = 1 << 20
 
-// fingerprint returns a fingerprint of the body, and leaves the whole body in the request.
+// fingerprint returns a fingerprint of the body. The whole body can still be read from the request.
 func fingerprint(r *http.Request) (string, error) {
 	body := r.Body
 	if body == nil {
@@ -206,7 +218,7 @@ func fingerprint(r *http.Request) (string, error) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(head), body), body}
-	// A client makes up a new boundary for each attempt.
+	// Ignore the boundary, because a client generates a new one for each attempt.
 	if _, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err == nil && params["boundary"] != "" {
 		head = bytes.ReplaceAll(head, []byte(params["boundary"]), nil)
 	}
