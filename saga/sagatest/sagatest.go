@@ -4,8 +4,8 @@
 //		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
 //	}
 //
-// In production, a reply is rarely lost, and a request rarely arrives twice or after its Undo. Check causes each of
-// these failures in each step.
+// In production, it rarely happens that a reply is lost, or that a request arrives twice or after its Undo. [Check]
+// causes each of these failures in each step.
 package sagatest
 
 import (
@@ -21,27 +21,32 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A Case is one of Check's runs, and what must hold after it.
+// A Case describes one of Check's runs and its expected result.
 type Case[S any] struct {
-	Scenario string   // such as "the reply of hotel is lost"
+	Scenario string   // the failure in the run, such as "the reply of hotel is lost"
 	State    *S       // the final state of the run
-	InEffect []string // the steps that must be in effect, and those with DoTx; none if compensated
+	InEffect []string // the steps that must be in effect, including steps with DoTx; none if the saga was compensated
 }
 
-// Check runs the saga in memory: once without a failure, and once for each of these failures of each step that has a Do
-// and is not read-only, up to the pivot:
+// Check runs the saga in memory: once without a failure, and once for each of the failures below in each step. It skips
+// steps without Do, read-only steps, and the steps after the pivot (the point of no return).
 //
-//   - Do is declined and takes no effect.
-//   - Do takes effect and its reply is lost. If the step is a pivot without Undo, Do is called until the reply arrives.
-//   - Do takes no effect and its reply is lost. Undo is called without a Do. Then the Do arrives late and must be
-//     declined. A step without Undo is left out.
-//   - A policy of this module refuses Do at first.
+//   - Do is declined and has no effect.
+//   - whether Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the
+//     reply arrives.
+//   - Do has no effect, and its reply is lost. Undo is then called although Do has had no effect. After that, the Do
+//     arrives late and must be declined. A step without Undo is skipped.
+//   - A policy of this module refuses the first call to Do.
 //
 // Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
-// fails, if the saga ends differently, or if encoding and decoding change the state. verify compares the participants
-// with the Case; the participants may be new for each run or shared. Attempts, Backoff, Delay and Await are ignored,
-// and SignalFrom returns no signal: test a Do that needs a payload separately, and leave it out of the saga that
-// Check runs. A DoTx, an UndoTx and a Child are not called: check the definitions of children separately.
+// fails, if the saga ends in another status than expected, or if encoding and decoding change the state.
+//
+// The functions verify are called after each run. They compare the state of the participants with the Case. Each run
+// may have new participants, or all runs may share them.
+//
+// Check ignores Attempts, Backoff, Delay and Await, and SignalFrom returns no signal. Test a Do that needs a signal's
+// payload separately, and leave its step out of the saga that Check runs. Check does not call DoTx, UndoTx and
+// children. Check the definitions of children separately.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
@@ -68,10 +73,10 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 // A trouble is a failure of one step.
 type trouble struct {
 	scenario string
-	does     bool  // Do takes effect
-	err      error // the error of Do
-	once     error // the error of the first attempt
-	late     bool  // the Do arrives after the Undo
+	does     bool  // whether Do takes effect
+	err      error // the error of every attempt of Do
+	once     error // the error of only the first attempt; overrides err
+	late     bool  // whether Do is called again after the Undo
 }
 
 var (
@@ -82,7 +87,8 @@ var (
 		{scenario: "%s is undone and was never done", err: saga.Permanent(errTrouble), late: true},
 		{scenario: "%s is refused by a policy at first", does: true, once: refusal{}},
 	}
-	// pivotTroubles are those of a pivot without Undo: only nil and Declined settle it.
+	// pivotTroubles are the troubles of a pivot without Undo. Only a nil error or a Declined determines the outcome of
+	// such a pivot.
 	pivotTroubles = []trouble{
 		{scenario: "%s takes no effect", err: saga.Declined(errTrouble)},
 		{scenario: "the reply of %s is lost", does: true, once: errTrouble},
@@ -90,7 +96,7 @@ var (
 	}
 )
 
-// A refusal is the error of a policy that refused the call.
+// A refusal is the error of a policy that has refused the call.
 type refusal struct{}
 
 func (refusal) Error() string { return "sagatest: refused on purpose" }
@@ -108,7 +114,7 @@ type checker[S any] struct {
 // readOnly reports whether Check expects no effect of a step.
 func readOnly[S any](st *saga.Step[S]) bool { return st.ReadOnly || st.Do == nil && st.DoTx == nil }
 
-// run runs the saga with trouble at one step.
+// run runs the saga with a trouble in the step at.
 func (c *checker[S]) run(scenario, at string, what trouble) {
 	c.t.Helper()
 	tried := Case[S]{Scenario: scenario, State: c.newState()}
@@ -141,7 +147,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	}
 }
 
-// wrap returns a step with trouble, whose functions are called twice for each attempt.
+// wrap returns st with a trouble. The step's functions are called twice in each attempt.
 func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{
 		Name: st.Name, Parallel: st.Parallel, Pivot: st.Pivot, ReadOnly: readOnly(st), Attempts: 1, UndoAttempts: 1,
@@ -156,11 +162,11 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 			for _, which := range []string{"", " again"} {
 				err := fn(ctx, s)
 				if err != nil && ctx.Err() != nil {
-					return err // a parallel step failed, and this one may have taken effect
+					return err // a parallel step has failed; this step may have taken effect
 				}
 				if err != nil {
 					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
-					return saga.MaybeApplied(saga.Permanent(err)) // ends the run, whatever err says
+					return saga.MaybeApplied(saga.Permanent(err)) // ends the run, regardless of the class of err
 				}
 			}
 			return nil
@@ -204,7 +210,7 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 	return out
 }
 
-// codec checks that the state survives its Codec.
+// codec checks that encoding and decoding with the Codec do not change the state.
 func (c *checker[S]) codec(scenario string, s *S) {
 	encode := func(s *S) ([]byte, error) { return json.Marshal(s) }
 	decode := func(data []byte, s *S) error { return json.Unmarshal(data, s) }
@@ -221,7 +227,7 @@ func (c *checker[S]) codec(scenario string, s *S) {
 		return
 	}
 	again, err := encode(back)
-	// A Codec may encode the same map in any order.
+	// Compare also the values, because a Codec may encode the same map in any order.
 	if err != nil || !slices.Equal(data, again) && !reflect.DeepEqual(s, back) {
 		c.t.Errorf("%s: the state does not come back from its Codec as it was: %v, %s", scenario, err,
 			fmt.Sprintf("%q and then %q", data, again))
