@@ -11,15 +11,15 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A suite is a test of a store. The package uses no assertion library, so that the tests of a store link no more than
-// the store does. Each of its checks ends the test if it fails; check does not.
+// A suite is a test of a store. The package uses no assertion library, so that the tests of a store need no more
+// dependencies than the store. If a check fails, it ends the test, except for the method check.
 type suite struct {
 	*testing.T
 	ctx   context.Context
 	store store.Store
 }
 
-// check is for goroutines, which must not end the test.
+// check reports an error unless ok is true. It is for goroutines other than the test's, which must not end the test.
 func (s *suite) check(ok bool, format string, args ...any) bool {
 	s.Helper()
 	if !ok {
@@ -28,7 +28,7 @@ func (s *suite) check(ok bool, format string, args ...any) bool {
 	return ok
 }
 
-// need ends the test unless ok is true. why is a format with its arguments, and may be empty.
+// need ends the test unless ok is true. why has a format and its arguments, or is empty.
 func (s *suite) need(ok bool, what string, why []any) {
 	s.Helper()
 	if ok {
@@ -48,7 +48,7 @@ func (s *suite) equal(want, got any, why ...any) {
 	s.need(reflect.DeepEqual(want, got), fmt.Sprintf("got  %+v\nwant %+v", got, want), why)
 }
 
-// equal64 is equal for an int64.
+// equal64 is like equal, for an int64.
 func (s *suite) equal64(want int, got int64, why ...any) {
 	s.Helper()
 	s.equal(int64(want), got, why...)
@@ -59,7 +59,7 @@ func (s *suite) zero(got any, why ...any) {
 	s.need(reflect.ValueOf(got).IsZero(), fmt.Sprintf("got %+v, want the zero value", got), why)
 }
 
-// empty needs a text or a list with a length of zero.
+// empty checks that the length of a string or a list is zero.
 func (s *suite) empty(got any, why ...any) { s.Helper(); s.len(got, 0, why...) }
 
 func (s *suite) len(got any, want int, why ...any) {

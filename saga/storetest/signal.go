@@ -16,7 +16,7 @@ func (s *suite) signal(name, payload string) store.Record {
 	return rec
 }
 
-// wake only wakes a saga.
+// wake wakes a saga without a message.
 func (s *suite) wake(id string) {
 	s.Helper()
 	_, err := s.store.Post(s.ctx, store.PostRequest{ID: id})
@@ -25,7 +25,7 @@ func (s *suite) wake(id string) {
 
 var errRefused = errors.New("refused")
 
-// refuse returns an Admit that refuses, and checks the record that it is given.
+// refuse returns an Admit that returns errRefused, and checks the record that Admit receives.
 func (s *suite) refuse(want store.Record) func(*store.Record) error {
 	return func(rec *store.Record) error {
 		s.same(want, *rec)
@@ -88,8 +88,8 @@ func signalParked(s *suite) {
 	s.equal([]string{"packed ", "paid "}, s.signals("a"))
 }
 
-// signalRefused: what Admit refuses is not kept, and Admit is not asked again about what
-// the saga has.
+// signalRefused tests that a message is not stored if Admit returns an error, and that Admit is not called for a
+// message that the saga already has.
 func signalRefused(s *suite) {
 	rec := s.owned("a", "me", long)
 	s.signal("paid", "cash")
@@ -144,7 +144,7 @@ func hasten(s *suite) {
 	s.same(stuck, s.load("c"))
 	s.len(s.claim("me", 10), 2, "a and b")
 
-	before := s.start(request("f")) // due already
+	before := s.start(request("f")) // the saga is already due
 	s.wake("f")
 	s.same(before, s.load("f"))
 }

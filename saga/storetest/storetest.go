@@ -5,23 +5,23 @@
 //	}
 //
 // [RunTx] has more tests for stores in a database. The tests call each method and compare the records, logs and
-// messages that the store returns. They use the store's own clock, in real time: leases last for an hour or for a
-// nanosecond, and pauses between calls are 3 milliseconds. A test that fails reports the first difference.
+// messages that the store returns. They run in real time, with the store's own clock. Leases last for an hour or for a
+// nanosecond, and pauses between calls are 3 milliseconds. A failed test reports the first difference.
 //
 // # Limits
 //
-// A store that passes may still be wrong in these respects, which need other tests:
+// These tests do not cover the following, which needs other tests:
 //
-//   - writes that survive a crash, and the results of writes whose response was lost
-//   - several processes, and a clock that differs between them
+//   - whether writes survive a crash, and the results of writes whose response was lost
+//   - several processes, and processes whose clocks differ
 //   - rows that another transaction has locked: Claim and DeleteEnded skip them, and Heartbeat returns Locked
-//   - a Heartbeat for a lease that has ended and was not claimed, or at the same time as a Claim
-//   - a Commit at the same time as Claim, DeleteEnded or the Admit of a Post
-//   - the limit of Counts, and the order of several definitions in it
+//   - a Heartbeat for a lease that has ended but was not claimed, or concurrent with a Claim
+//   - a Commit that is concurrent with Claim, DeleteEnded or the Admit of a Post
+//   - the limit of the numbers that Counts returns, and its order of several definitions
 //   - texts and payloads of the maximum length
 //   - the pages of List while sagas start or are deleted
 //   - the optional interfaces Checker and Notifier, and TxStore's Exclusive and the ctx of Begin
-//   - the time that a call takes with many sagas
+//   - the duration of calls if there are many sagas
 //
 // # Stability
 //
@@ -45,15 +45,15 @@ import (
 
 const (
 	long = time.Hour
-	// short is over when a test looks: it is of the past as soon as it is set.
+	// short is the duration of a lease that has ended when the test makes its next call.
 	short = time.Nanosecond
 )
 
-// Run runs the tests, each as a subtest of t with a store from newStore, which must have no sagas and be ready for use.
-// newStore is called once for each subtest, with the t of the subtest, in which it can register a cleanup. A test calls
-// up to 32 methods concurrently.
+// Run runs the tests, each as a subtest of t with a store from newStore. The store must have no sagas and be ready for
+// use. newStore is called once for each subtest. Its t is the subtest's, so newStore can register a cleanup. A test
+// makes up to 32 concurrent calls.
 //
-// [RunTx] has the tests of a [store.TxStore] for its transactions.
+// [RunTx] tests the transactions of a [store.TxStore].
 func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 	t.Helper()
 	for _, c := range []struct {
@@ -126,7 +126,7 @@ func (s *suite) start(req store.StartRequest) store.Record {
 	return rec
 }
 
-// owned starts a saga that owner holds for so long.
+// owned starts a saga that owner holds for the duration lease.
 func (s *suite) owned(id, owner string, lease time.Duration) store.Record {
 	s.Helper()
 	req := request(id)
@@ -163,8 +163,8 @@ func (s *suite) commit(req store.CommitRequest) store.Record {
 	return s.load(req.ID)
 }
 
-// same compares records without Now and Previous. Databases keep times to the microsecond
-// at best.
+// same checks that two records are equal, except for Now and Previous. Times are compared in microseconds, because
+// databases store no more precise times.
 func (s *suite) same(want, got store.Record) {
 	s.Helper()
 	for _, r := range []*store.Record{&want, &got} {
@@ -178,8 +178,7 @@ func (s *suite) same(want, got store.Record) {
 	s.equal(want, got)
 }
 
-// around checks that a time is about d after the record was read. The tolerance is for
-// slow machines.
+// around checks that a time is about d after the record was read. The tolerance of 5 minutes is for slow machines.
 func (s *suite) around(at time.Time, rec store.Record, d time.Duration) {
 	s.Helper()
 	s.withinDuration(rec.Now.Add(d), at, 5*time.Minute)
@@ -302,7 +301,7 @@ func claimCrashed(s *suite) {
 	s.equal(1, got[0].Takeovers)
 	s.same(got[0], s.load("a"))
 
-	// A commit of its owner keeps the number of takeovers.
+	// The owner's commit writes the number of takeovers.
 	req := commit(got[0])
 	req.Takeovers, req.Release = 7, true
 	s.commit(req)
@@ -341,8 +340,8 @@ func claimOrder(s *suite) {
 	s.empty(s.claim("me", 2))
 }
 
-// claimOldest: the definitions take turns, and the one whose first saga was due first begins. The saga of a crashed
-// owner comes before all of them.
+// claimOldest tests that definitions take turns, starting with the definition whose first saga was due first, and that
+// the saga of a crashed owner is claimed before all others.
 func claimOldest(s *suite) {
 	order := []store.Definition{{Saga: "late"}, {Saga: "soon"}}
 	for _, id := range []string{"soon-0", "soon-1", "soon-2", "late-0", "late-1", "late-2"} {
@@ -352,7 +351,7 @@ func claimOldest(s *suite) {
 			req.Owner, req.LeaseTTL = "dead", short
 		}
 		s.start(req)
-		time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+		time.Sleep(3 * time.Millisecond) // because a store may truncate times to milliseconds
 	}
 	claim := func(limit int) string {
 		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: order})
@@ -428,11 +427,11 @@ func heartbeat(s *suite) {
 	old := s.owned("taken", "me", short)
 	s.start(request("free"))
 	taken := false
-	for _, r := range s.claim("thief", 10) { // takes them all, by crashed first
+	for _, r := range s.claim("thief", 10) { // claims all due sagas, those of crashed owners first
 		taken = taken || r.ID == "taken"
 	}
 	s.true(taken)
-	// "mine" is taken back.
+	// The first owner claims "mine" again.
 	req := commit(s.load("mine"))
 	req.Release = true
 	s.commit(req)
@@ -442,7 +441,7 @@ func heartbeat(s *suite) {
 
 	renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: 2 * long, Held: []store.Held{
 		{ID: "mine", Epoch: recs[0].Epoch},
-		{ID: "taken", Epoch: old.Epoch}, // another owner has it
+		{ID: "taken", Epoch: old.Epoch}, // another owner has claimed it
 		{ID: "other", Epoch: 1},
 		{ID: "free", Epoch: 0},
 		{ID: "none", Epoch: 1},
@@ -526,7 +525,7 @@ func commitSeq(s *suite) {
 	rec := s.owned("a", "me", long)
 	s.commit(commit(rec))
 	before := s.load("a")
-	_, err := s.store.Commit(s.ctx, commit(rec)) // the same again
+	_, err := s.store.Commit(s.ctx, commit(rec)) // the same commit again
 	s.errorIs(err, store.ErrFenced)
 	s.same(before, s.load("a"))
 	none := commit(rec)
@@ -555,8 +554,8 @@ func commitOnce(s *suite) {
 	s.equal64(2, s.load("a").Seq)
 }
 
-// commitMany commits many sagas at the same time. A store may write them together, but each
-// must have its own outcome. Every fourth is fenced, and every fourth is canceled.
+// commitMany commits many sagas concurrently. A store may write them together, but each commit must have its own
+// result. One in four commits is fenced, and one in four sagas is canceled.
 func commitMany(s *suite) {
 	const sagas, commits = 32, 5
 	var recs []store.Record
@@ -612,7 +611,8 @@ func commitMany(s *suite) {
 		}
 		s.noError(errs[i])
 		want := last(rec, commits-1)
-		s.equal64(1+commits+4, got.Seq) // of five, with 0, 1, 2, 0 and 1 entries more
+		// Start adds one entry. The five commits add one entry each, and 0, 1, 2, 0 and 1 additional entries.
+		s.equal64(1+commits+4, got.Seq)
 		s.equal(string(want.State), string(got.State))
 		s.equal(string(want.Progress), string(got.Progress))
 		s.equal(want.LastError, got.LastError)
@@ -679,14 +679,14 @@ func commitKeepsLease(s *suite) {
 	s.equal("me", got.Owner)
 	s.equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	rec = s.owned("b", "me", short)
-	got = s.commit(commit(rec)) // the lease is over, but no other owner has claimed it
+	got = s.commit(commit(rec)) // the lease has ended, but no other owner has claimed the saga
 	s.equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	recs := s.claim("other", 1)
 	s.len(recs, 1)
 	s.equal("me", recs[0].Previous)
 }
 
-// commitWoken: what comes while an owner is about to write a saga back to wait makes it due then, once.
+// commitWoken tests that a saga is due after a Commit with Release and a WakeIn if it was woken since its last claim.
 func commitWoken(s *suite) {
 	for name, wake := range map[string]func(id string) error{
 		"signal": func(id string) error {
@@ -718,7 +718,7 @@ func commitWoken(s *suite) {
 			s.noError(err)
 			s.equal(woken, rc.Woken)
 		}
-		claim(1) // of the owner that sees what was there before
+		claim(1) // the new owner reads the messages that arrived before
 		release(long, false)
 		claim(0)
 		s.wake(name)
@@ -730,13 +730,13 @@ func commitWoken(s *suite) {
 		s.noError(err)
 		s.false(rc.Woken, "it is not released")
 		release(long, true)
-		claim(1) // and again, the record is not woken any more
+		claim(1) // after this claim, the record is no longer woken
 		release(long, false)
 		claim(0)
 		s.wake(name)
 		claim(1)
 		s.noError(wake(name))
-		release(0, false) // it is due in any case
+		release(0, false) // the saga is due even if it was not woken
 		claim(1)
 		s.end(name, store.Stuck)
 	}
@@ -787,10 +787,10 @@ func cancelParked(s *suite) {
 	s.equal("why wait", recs[0].CancelNote)
 }
 
-// cancelDue: a saga that is due already keeps its place among the due sagas.
+// cancelDue tests that a cancellation does not change the WakeAt of a saga that is already due.
 func cancelDue(s *suite) {
 	due := s.start(request("a")).WakeAt
-	time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+	time.Sleep(3 * time.Millisecond) // because a store may truncate times to milliseconds
 	got, err := s.store.Post(s.ctx, store.PostRequest{ID: "a", Cancel: true})
 	s.noError(err)
 	s.equal(due.UnixMicro(), got.WakeAt.UnixMicro())
@@ -808,7 +808,7 @@ func cancelEnded(s *suite) {
 }
 
 func loadNothing(s *suite) {
-	for _, id := range []string{"none", "no\x00text", "\xff"} { // an id may be of a request
+	for _, id := range []string{"none", "no\x00text", "\xff"} { // an id may come from a client's request
 		_, err := s.store.Load(s.ctx, id)
 		s.errorIs(err, store.ErrNotFound)
 		_, err = s.store.Post(s.ctx, store.PostRequest{ID: id, Cancel: true})
@@ -847,7 +847,7 @@ func loadNothing(s *suite) {
 	s.false(counts.Now.IsZero())
 }
 
-// list returns the ids of a page that the filter admits.
+// list returns the ids of the first page that the filter selects.
 func (s *suite) list(f store.Filter) (ids []string) {
 	s.Helper()
 	recs, _, err := s.store.List(s.ctx, f)
@@ -864,7 +864,7 @@ func (s *suite) list(f store.Filter) (ids []string) {
 	return ids
 }
 
-// all returns the ids of all pages.
+// all returns the ids of all pages that the filter selects.
 func (s *suite) all(f store.Filter) string {
 	s.Helper()
 	var ids []string
@@ -881,7 +881,7 @@ func (s *suite) all(f store.Filter) string {
 	}
 }
 
-// sorted returns the ids of all sagas, in their order.
+// sorted returns the sorted ids of all sagas.
 func (s *suite) sorted() string {
 	s.Helper()
 	ids := strings.Fields(s.all(store.Filter{Limit: 10}))
@@ -890,7 +890,7 @@ func (s *suite) sorted() string {
 }
 
 func listNewest(s *suite) {
-	// Times may be kept to the millisecond only.
+	// Pause after each start, because a store may truncate CreatedAt to milliseconds.
 	for i, id := range []string{"m-1", "c", "m-2", "M-3", "m%", "z"} {
 		req := request(id)
 		req.Saga = []string{"trip", "order"}[i%2]
@@ -1008,7 +1008,7 @@ func deleteEnded(s *suite) {
 		req := commit(s.load(id))
 		req.Status, req.Release = status, true
 		s.commit(req)
-		time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+		time.Sleep(3 * time.Millisecond) // because a store may truncate times to milliseconds
 	}
 	end("first", store.Completed)
 	end("second", store.Completed)
@@ -1057,7 +1057,7 @@ func (s *suite) child(id, parent string) store.Record {
 	return s.start(req)
 }
 
-// end ends a saga, or leaves it in a status that is not final.
+// end commits a status, final or not, and releases the saga.
 func (s *suite) end(id string, status store.Status) {
 	s.Helper()
 	req := commit(s.load(id))
@@ -1105,8 +1105,8 @@ func children(s *suite) {
 	s.empty(find(store.ChildrenRequest{Parent: "a", Step: "parcels"}))
 }
 
-// deleteChildren: what a parent has started stays until the parent is to be deleted, and goes
-// before it. Children may have children.
+// deleteChildren tests that children remain until their parent is to be deleted, and that they are deleted before it.
+// Children may have children.
 func deleteChildren(s *suite) {
 	s.start(request("order"))
 	s.child("order/1", "order")
@@ -1139,7 +1139,7 @@ func deleteChildren(s *suite) {
 	s.child("other/2", "other")
 	s.end("other/2", store.Compensated)
 	s.end("other", store.Completed)
-	for _, left := range []int{2, 1, 0} { // one by one, and the parent last
+	for _, left := range []int{2, 1, 0} { // one saga per call, and the parent last
 		n, err := s.store.DeleteEnded(s.ctx, store.Completed, 0, 1)
 		s.noError(err)
 		s.equal(1, n)

@@ -8,7 +8,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// startAll starts sagas of a tenant, some of them concurrently, since each may cost a commit of a database.
+// startAll starts the given number of sagas for each tenant. It starts several of them concurrently, because each start
+// may cost a commit of the database.
 func (s *suite) startAll(tenants map[string]int) {
 	s.Helper()
 	var wg sync.WaitGroup
@@ -28,7 +29,7 @@ func (s *suite) startAll(tenants map[string]int) {
 	wg.Wait()
 }
 
-// claimedOf claims up to limit sagas, and adds the number of each tenant's to counts.
+// claimedOf claims up to limit sagas, and adds the number of each tenant's sagas to counts.
 func (s *suite) claimedOf(counts map[string]int, limit int) (claimed int) {
 	s.Helper()
 	recs := s.claim("me", limit)
@@ -38,10 +39,10 @@ func (s *suite) claimedOf(counts map[string]int, limit int) (claimed int) {
 	return len(recs)
 }
 
-// claimTwoTenants: a single saga does not wait for the 600 sagas of another tenant that were due before.
+// claimTwoTenants tests that a single saga does not wait for 600 sagas of another tenant that were due earlier.
 func claimTwoTenants(s *suite) {
 	s.startAll(map[string]int{"flood": 600})
-	time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+	time.Sleep(3 * time.Millisecond) // because a store may truncate times to milliseconds
 	for i, limit := range []int{1, 3, 16} {
 		req := request(fmt.Sprint("single-", i))
 		req.Tenant = "single"
@@ -52,7 +53,7 @@ func claimTwoTenants(s *suite) {
 			s.equal(limit, s.claimedOf(counts, limit), "the other tenant's sagas fill the claim")
 		}
 	}
-	// A tenant with few free places gets no more than its share over several claims either.
+	// Even over several small claims, no tenant gets more than its share.
 	s.startAll(map[string]int{"another": 600})
 	counts := make(map[string]int)
 	for range 21 {
@@ -61,7 +62,7 @@ func claimTwoTenants(s *suite) {
 	}
 }
 
-// claimManyTenants: each of 1000 tenants with a due saga has a turn before any tenant has a second one.
+// claimManyTenants tests that each of 1000 tenants with a due saga has a turn before any tenant has a second turn.
 func claimManyTenants(s *suite) {
 	const tenants, limit = 1000, 64
 	due := map[string]int{"flood": 50}
@@ -79,7 +80,7 @@ func claimManyTenants(s *suite) {
 	s.equal(49, s.claimedOf(counts, limit), "the rest")
 }
 
-// claimTenantsOfDefinitions: tenants with many definitions have no larger share.
+// claimTenantsOfDefinitions tests that a tenant with more definitions does not get a larger share.
 func claimTenantsOfDefinitions(s *suite) {
 	var all []store.Definition
 	start := func(tenant string, definitions, sagas int) {

@@ -12,13 +12,14 @@ import (
 
 // A Tx is a store in a database, for [RunTx].
 type Tx struct {
-	Store     store.TxStore // without sagas, and ready for use
-	DB        *sql.DB       // the same database, with two connections or more
-	OneWriter bool          // whether a transaction that writes excludes all others, as in SQLite
+	Store     store.TxStore // the store, without sagas and ready for use
+	DB        *sql.DB       // the store's database, with at least two connections
+	OneWriter bool          // whether a transaction that writes blocks all other writers, as in SQLite
 }
 
 // RunTx runs the tests for transactions, each as a subtest of t with a store from newStore. newStore is called once for
-// each subtest, with the t of the subtest, in which it can register a cleanup. A store passes if it also passes [Run].
+// each subtest. Its t is the subtest's, so newStore can register a cleanup. A [store.TxStore] must pass both RunTx and
+// [Run].
 func RunTx(t *testing.T, newStore func(t *testing.T) Tx) {
 	t.Helper()
 	for _, c := range []struct {
@@ -131,7 +132,7 @@ func commitTxFenced(s *suite, st store.TxStore) {
 	s.same(before, s.load("a"))
 }
 
-// startTxOfCaller starts and signals sagas in transactions of the caller, beside the caller's own write.
+// startTxOfCaller starts and signals sagas in transactions in which the caller also writes its own rows.
 func startTxOfCaller(s *suite, db Tx) {
 	st := db.Store
 	_, err := db.DB.ExecContext(s.ctx, `CREATE TABLE storetest_order (id VARCHAR(10) PRIMARY KEY)`)
@@ -164,7 +165,7 @@ func startTxOfCaller(s *suite, db Tx) {
 }
 
 // commitTxPaused pauses an owner within its transaction until another owner has claimed the saga. The transaction must
-// not commit. If one writer excludes all others, the claim fails and the transaction commits.
+// not commit. If the database has a single writer, the claim must fail instead, and the transaction commits.
 func commitTxPaused(s *suite, db Tx) {
 	st := db.Store
 	old := s.owned("a", "paused", short)
