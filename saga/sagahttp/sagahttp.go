@@ -79,23 +79,18 @@ const (
 //
 //   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
 //     redirects for other reasons, such as to a login page, set the client's CheckRedirect.
-//
 //   - For status 404 and 410, the result of an Undo is nil. Result finds the command, and so whether it is an Undo, in
 //     the ctx of the response's Request.
-//
 //   - After status 408, 409, 425, 429, and 5xx except 501 and 505, the step is retried, after the response's
 //     Retry-After. The step may have taken effect. Status 409 means that another request with the same Idempotency-Key
 //     is in progress.
-//
-//   - For 4xx, 501 and 505 with the header field "Saga-Command: declined", the result is a [saga.Declined]: the server
-//     declines every attempt of this command, and has recorded that.
-//
+//   - For any other 4xx, and for 501 and 505, if the response has the header field "Saga-Command: declined", the result
+//     is a [saga.Declined]: the server declines every attempt of this command, and has recorded that.
 //   - For any other status, the result is a [saga.Permanent]: the step may have taken effect, and is not retried.
-//
 //   - If err is not nil, it is returned unchanged. It may be the refusal of a policy. If it is an answer (see
 //     [saga.Permanent]), the step is not retried. After any other error, the step may have taken effect.
 //
-// The error for a status wraps a [*resiliencehttp.StatusError]. If the server uses a status differently, check the
+// The error for a status matches a [*resiliencehttp.StatusError] by [errors.As]. If the server uses a status differently, check the
 // status before you call Result. For example, if a bank always repeats its 402 for the same Idempotency-Key, return a
 // saga.Declined for 402.
 func Result(resp *http.Response, err error) error {
