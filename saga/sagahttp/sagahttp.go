@@ -90,9 +90,9 @@ const (
 //   - If err is not nil, it is returned unchanged. It may be the refusal of a policy. If it is an answer (see
 //     [saga.Permanent]), the step is not retried. After any other error, the step may have taken effect.
 //
-// The error for a status matches a [*resiliencehttp.StatusError] by [errors.As]. If the server uses a status differently, check the
-// status before you call Result. For example, if a bank always repeats its 402 for the same Idempotency-Key, return a
-// saga.Declined for 402.
+// The error for a status matches a [*resiliencehttp.StatusError] by [errors.As]. If the server uses a status
+// differently, check it before you call Result. For example, if a bank always repeats its 402 for the same
+// Idempotency-Key, return a saga.Declined for 402.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
