@@ -7,24 +7,25 @@ import (
 	"errors"
 )
 
-// A probe is a query that finds out whether a connection's server accepts writes. If it returns a row or an error, the
-// server does not.
+// A probe is a query that finds out whether a connection's server accepts writes. If the query returns a row or an
+// error, the server does not accept writes.
 const (
 	probePostgreSQL = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
 	probeMySQL      = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
 		"'innodb_read_only', 'transaction_read_only', 'tx_read_only') AND Value <> 'OFF'"
-	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // if the node accepts no writes, every statement fails
+	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // if the node accepts no writes, every statement fails, even this one
 )
 
-// readerState reports whether an SQLSTATE means that the PostgreSQL server is not a primary, or no longer one.
+// readerState reports whether an SQLSTATE means that the PostgreSQL server is read-only, because it is not a primary or
+// no longer one. routine is the function of PostgreSQL that has raised the error.
 func readerState(state, routine string) bool {
 	switch state {
-	case "25006": // read-only transaction: a standby, or default_transaction_read_only
+	case "25006": // read-only transaction: the server is a standby, or default_transaction_read_only is on
 		return true
-	case "0A000": // BEGIN of a transaction that is SERIALIZABLE or READ WRITE on a standby
+	case "0A000": // BEGIN of a SERIALIZABLE or READ WRITE transaction on a standby
 		return routine == "call_enum_check_hook" || routine == "call_bool_check_hook" ||
 			routine == "GetSerializableTransactionSnapshot"
-	case "XX000": // a large object on a standby
+	case "XX000": // creation of a large object on a standby
 		return routine == "GetNewObjectId"
 	}
 	return false
@@ -41,9 +42,9 @@ func readerNumber(number int) bool {
 	return false
 }
 
-// Reader returns the probe that finds a server that accepts writes, if err means that the server is read-only.
-// Otherwise it returns "". Because connections to a read-only server work, a pool keeps them, and each write would
-// fail until the process restarts. code is the Code of a Config.
+// Reader returns a probe if err means that the server is read-only, and otherwise "". [Primary] uses the probe to find
+// a server that accepts writes. This is necessary because connections to a read-only server work, so they remain in the
+// pool, and each write would fail until the process restarts. code is Config.Code.
 func Reader(err error, code func(error) string) (probe string) {
 	if err == nil {
 		return ""
@@ -51,7 +52,7 @@ func Reader(err error, code func(error) string) (probe string) {
 	if code != nil {
 		if state := code(err); state != "" {
 			if readerState(state, "") {
-				probe = probePostgreSQL // on another database, the probe fails, and Primary returns an error
+				probe = probePostgreSQL // if the database is not PostgreSQL, the probe fails, and Primary returns an error
 			}
 			return probe
 		}
@@ -61,7 +62,7 @@ func Reader(err error, code func(error) string) (probe string) {
 			if readerState(state, routine) {
 				probe = probePostgreSQL
 			}
-			return unavailable // any verdict ends the search: this is the database's error
+			return unavailable // this is the database's error, so end the search; any verdict does that
 		}
 		switch kind, number := numberOf(err); {
 		case kind != isMySQL:
@@ -76,11 +77,11 @@ func Reader(err error, code func(error) string) (probe string) {
 	return probe
 }
 
-// errNoPrimary is returned by Primary if all connections are to read-only servers.
+// errNoPrimary is the error of Primary if all servers are read-only.
 var errNoPrimary = errors.New("no server takes writes")
 
-// Primary returns a connection of db to a server that accepts writes. probe is the result of Reader. Primary closes
-// the pool's connections to read-only servers. The caller closes the returned connection.
+// Primary returns a connection of db to a server that accepts writes. probe is the result of Reader. Primary closes the
+// pool's connections to read-only servers. The caller must close the returned connection.
 func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 	for most := db.Stats().OpenConnections; ; most-- {
 		s := db.Stats()
@@ -99,7 +100,7 @@ func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		if pooled { // a new connection leads to the server that db now finds, and may stay in the pool for reads
+		if pooled { // a connection that is new leads to the server that db finds now; it may remain in the pool, for reads
 			_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 		}
 		_ = conn.Close()
@@ -127,10 +128,10 @@ func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
 	}}
 }
 
-// A SQL is a [Tx] of package database/sql.
+// A SQL is a [Tx] in package database/sql.
 type SQL struct {
 	*sql.Tx
-	conn *sql.Conn // returned to the pool when Tx has ended; nil if Tx itself does so
+	conn *sql.Conn // the connection to return to the pool when Tx has ended; nil if Tx returns it itself
 }
 
 func (t SQL) Commit(context.Context) error   { return t.end(t.Tx.Commit()) }
@@ -145,13 +146,13 @@ func (t SQL) end(err error) error {
 
 type anew struct{}
 
-// Anew returns a ctx for the Begin of a store, if the transaction was attempted before and may have failed because the
-// server is read-only.
+// Anew returns a ctx for [Begin] that makes it look for a server that accepts writes. It is for the repetition of a
+// transaction that may have failed because the server is read-only.
 func Anew(ctx context.Context) context.Context { return context.WithValue(ctx, anew{}, true) }
 
-// Begin starts a transaction. If ctx is from Anew, Begin uses a connection to a server that accepts writes, if there
-// is one. kind is the kind of database. SQLite has no probe: Primary would close all connections of the pool, and
-// with them a database in memory.
+// Begin starts a transaction. If ctx is from [Anew], it uses a connection to a server that accepts writes, if there is
+// such a server. kind is "PostgreSQL", "MySQL" or "SQLite". For SQLite there is no probe, because Primary could close
+// all connections of the pool, which would delete an in-memory database.
 func Begin(ctx context.Context, db *sql.DB, kind string, options *sql.TxOptions) (*sql.Tx, error) {
 	probe := map[string]string{"PostgreSQL": probePostgreSQL, "MySQL": probeMySQL}[kind]
 	if ctx.Value(anew{}) == nil || probe == "" {
@@ -159,7 +160,7 @@ func Begin(ctx context.Context, db *sql.DB, kind string, options *sql.TxOptions)
 	}
 	conn, err := Primary(ctx, db, probe)
 	if err != nil {
-		return db.BeginTx(ctx, options) // its error is more precise
+		return db.BeginTx(ctx, options) // the error of BeginTx is more precise
 	}
 	tx, err := conn.BeginTx(ctx, options)
 	if err != nil {
@@ -177,8 +178,8 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Stale reports whether err means that a prepared statement does not exist, or that its tables have changed. The
-// driver prepares the statement again for the next call, so the caller need not wait.
+// Stale reports whether err means that a prepared statement no longer exists, or that its tables have changed. For the
+// next call, the driver prepares the statement again, so the caller can repeat the call immediately.
 func Stale(err error, code func(error) string) (stale bool) {
 	if err == nil || code != nil && code(err) != "" {
 		return false

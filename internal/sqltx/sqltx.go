@@ -1,5 +1,5 @@
-// Package sqltx provides what resiliencesql and resiliencepgx share: the classification of a database's errors, and
-// one attempt of a transaction. The documentation of package resiliencesql has the rules.
+// Package sqltx implements the common parts of resiliencesql and resiliencepgx: the classification of database errors,
+// and one attempt of a transaction. The documentation of package resiliencesql describes the rules.
 package sqltx
 
 import (
@@ -9,14 +9,14 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Tx is a transaction.
+// A Tx is a transaction of a driver.
 type Tx interface {
 	Commit(ctx context.Context) error
 	Rollback(ctx context.Context) error
 }
 
-// A Config describes how to run an attempt. resiliencesql.Transactions, which is converted to it, documents the
-// fields.
+// A Config describes how to run an attempt of a transaction. resiliencesql.Transactions has the same fields, with
+// documentation.
 type Config[T Tx] struct {
 	Begin   func(ctx context.Context) (T, error)
 	Primary func(ctx context.Context, probe string) (T, error)          // optional; see the function Primary
@@ -25,10 +25,12 @@ type Config[T Tx] struct {
 }
 
 // attempt runs fn in a transaction and commits it. If the server is read-only, or the driver's prepared statement is
-// stale, it immediately does so once more: nothing was applied, and waiting would not help.
+// stale, attempt immediately does this a second time. This is safe, because nothing was applied, and a pause would not
+// help.
 func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) error) error {
 	err, applied := cfg.transact(ctx, cfg.Begin, fn)
-	if _, judged := err.(*outcome); !judged || applied || ctx.Err() != nil { // fn's error may forbid another attempt
+	// An error of fn that is not an outcome may forbid another attempt.
+	if _, judged := err.(*outcome); !judged || applied || ctx.Err() != nil {
 		return err
 	}
 	begin := cfg.Begin
@@ -51,8 +53,8 @@ func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) er
 	return err
 }
 
-// transact runs fn in a transaction and commits it. If it returns an error, applied reports whether the transaction
-// may have taken effect.
+// transact runs fn in a transaction and commits it. If transact returns an error, applied reports whether the
+// transaction may have taken effect.
 func (cfg Config[T]) transact(
 	ctx context.Context, begin func(context.Context) (T, error), fn func(context.Context, T) error,
 ) (_ error, applied bool) {
@@ -74,11 +76,11 @@ func (cfg Config[T]) transact(
 		return nil, true
 	}
 	switch v := classify(err, cfg.Code); v {
-	case answered, again: // other errors prove nothing: pgx may return "conn closed" after it has sent the COMMIT
+	case answered, again: // any other error may occur after the COMMIT was sent, such as pgx's "conn closed"
 		return &outcome{err, v}, false
 	}
 	if probe := Reader(err, cfg.Code); probe != "" && probe != probeGalera {
-		return &outcome{err, unavailable}, false // the server has answered that it is read-only
+		return &outcome{err, unavailable}, false // the server has answered COMMIT with the error that it is read-only
 	}
 	if cfg.Check == nil {
 		return &outcome{err, unknown}, true
@@ -102,7 +104,8 @@ func (cfg Config[T]) check(ctx context.Context) (bool, error) {
 	return cfg.Check(ctx, tx)
 }
 
-// uncommitted judges the error of a transaction whose COMMIT was not sent, so its outcome is never unknown.
+// uncommitted returns err with its verdict, for a transaction whose COMMIT was not sent. So the verdict is never
+// unknown.
 func (cfg Config[T]) uncommitted(ctx context.Context, err error) error {
 	judged := Judge(ctx, err, cfg.Code)
 	if out, ok := judged.(*outcome); ok && out != err && out.verdict == unknown {
@@ -111,7 +114,7 @@ func (cfg Config[T]) uncommitted(ctx context.Context, err error) error {
 	return judged
 }
 
-// InTx runs fn in a transaction. If retry is not nil, it wraps each attempt.
+// InTx runs fn in a transaction and commits it. If retry is not nil, it wraps each attempt.
 func (cfg Config[T]) InTx(
 	ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
 	fn func(context.Context, T) error,
@@ -122,7 +125,7 @@ func (cfg Config[T]) InTx(
 	return err
 }
 
-// Value is like InTx, for an fn that returns a value. If it returns an error, the value is the zero V.
+// Value is like InTx, for an fn that returns a value. If Value returns an error, the value is the zero V.
 func Value[V any, T Tx](
 	ctx context.Context, cfg Config[T], retry func(func(context.Context) error) func(context.Context) error,
 	fn func(context.Context, T) (V, error),

@@ -14,11 +14,12 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A verdict is what an error means for the statement or the transaction. The worst verdict is the last one.
+// A verdict classifies an error by its meaning for the statement or the transaction. Verdicts are in ascending order of
+// severity.
 type verdict uint8
 
 const (
-	none        verdict = iota // the error is not a database's
+	none        verdict = iota // the error is not from a database
 	answered                   // the database works and has rejected the statement
 	again                      // the transaction was rolled back in favor of another one, and can be repeated
 	unavailable                // the database could not execute the statement
@@ -26,7 +27,7 @@ const (
 	unknown                    // the transaction may have taken effect
 )
 
-// An outcome is a database's error with its verdict.
+// An outcome is an error from a database with its verdict.
 type outcome struct {
 	err     error
 	verdict verdict
@@ -42,10 +43,11 @@ func (e *outcome) Error() string {
 func (e *outcome) Unwrap() error        { return e.err }
 func (e *outcome) Is(target error) bool { return e.verdict == unknown && target == ErrOutcomeUnknown }
 
-// Answered reports whether the database works. A rollback in favor of another transaction is not a failure.
+// Answered reports whether the database works, so that a breaker counts the call as a success. The database also works
+// if it rolls a transaction back in favor of another one.
 func (e *outcome) Answered() bool { return e.verdict == answered || e.verdict == again }
 
-// Retryable reports whether the transaction may be repeated, because it has had no effect.
+// Retryable reports whether the transaction may be repeated because it has had no effect.
 func (e *outcome) Retryable() bool { return e.verdict != answered && e.verdict != unknown }
 
 // Timeout reports whether the database or the network was too slow.
@@ -54,8 +56,8 @@ func (e *outcome) Timeout() bool { return e.verdict == interrupted || behavior.I
 // ErrOutcomeUnknown is documented in package resiliencesql.
 var ErrOutcomeUnknown = errors.New("resiliencesql: the outcome is unknown")
 
-// Judge returns err with its verdict. It returns err unchanged if it has a verdict, is not a database's error, or
-// tells by a mark, such as Retryable, what fn's caller shall do.
+// Judge returns err with its verdict. It returns err unchanged if err already has a verdict or is not from a database.
+// It also returns err unchanged if err has a method, such as Retryable, that already determines what the caller does.
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	if err == nil {
 		return nil
@@ -76,8 +78,8 @@ func Judge(ctx context.Context, err error, code func(error) string) error {
 	return &outcome{err, v}
 }
 
-// classify returns the verdict of an error or of one in its chain. A code of the database takes precedence over an
-// error of the connection.
+// classify returns the verdict of an error or of an error that it wraps. An error code from the database takes
+// precedence over an error of the connection.
 func classify(err error, code func(error) string) verdict {
 	if code != nil {
 		if state := code(err); state != "" {
@@ -99,7 +101,8 @@ func classify(err error, code func(error) string) verdict {
 	return first(err, connectionVerdict)
 }
 
-// first returns the verdict of the outermost error that has one. If errors are joined, it returns the worst verdict.
+// first returns the verdict of the outermost error that has a verdict. If errors are joined, it returns the most severe
+// of their verdicts.
 func first(err error, judge func(error) verdict) verdict {
 	if err == nil {
 		return none
@@ -120,8 +123,9 @@ func first(err error, judge func(error) verdict) verdict {
 	return none
 }
 
-// codeVerdict recognizes the errors of drivers by the packages of their types, because it imports no driver. For an
-// SQLSTATE, it does not check the package: only databases have one.
+// codeVerdict returns the verdict of an error with a code. It imports no driver, so it recognizes drivers' errors by
+// the package paths of their types. For an SQLSTATE, it does not check the package path, because only database errors
+// have an SQLSTATE.
 func codeVerdict(err error) verdict {
 	if state, routine := stateOf(err); state != "" {
 		return stateVerdict(state, routine)
@@ -136,8 +140,8 @@ func codeVerdict(err error) verdict {
 	return none
 }
 
-// stateOf returns the SQLSTATE of an error of pgx or lib/pq, and the function of PostgreSQL that has raised the error,
-// because an SQLSTATE may have several meanings.
+// stateOf returns the SQLSTATE of an error of pgx or lib/pq. It also returns routine, the function of PostgreSQL that
+// has raised the error, because an SQLSTATE may have several meanings.
 func stateOf(err error) (state, routine string) {
 	e, ok := err.(interface{ SQLState() string })
 	if !ok || e.SQLState() == "" {
@@ -160,7 +164,7 @@ const (
 )
 
 // numberOf returns the number of an error of MySQL, MariaDB or SQLite, or 0 for other errors. It checks the package
-// of the error's type, because errors of applications also have a Number or a Code, for example an HTTP status.
+// path of the error's type, because errors of applications may also have a Number or a Code, such as an HTTP status.
 func numberOf(err error) (numbered, int) {
 	v := reflect.Indirect(reflect.ValueOf(err))
 	if v.Kind() != reflect.Struct {
@@ -180,14 +184,15 @@ func numberIn(pkg string, err error, v reflect.Value) (numbered, int) {
 			return isSQLite, int(n.Int())
 		}
 	case "modernc.org/sqlite", "github.com/glebarez/go-sqlite":
-		if e, ok := err.(interface{ Code() int }); ok { // the extended code
+		if e, ok := err.(interface{ Code() int }); ok { // the extended result code
 			return isSQLite, e.Code()
 		}
 	}
 	return 0, 0
 }
 
-// field returns a field of a struct, except a field of an embedded struct, which may be a nil pointer.
+// field returns the field of a struct by name. It does not return a field of an embedded struct, which may be a nil
+// pointer.
 func field(v reflect.Value, name string) reflect.Value {
 	if f, ok := v.Type().FieldByName(name); ok && len(f.Index) == 1 {
 		return v.Field(f.Index[0])
@@ -195,7 +200,7 @@ func field(v reflect.Value, name string) reflect.Value {
 	return reflect.Value{}
 }
 
-// connectionVerdict returns the verdict of a connection's error.
+// connectionVerdict returns the verdict of an error of a connection.
 func connectionVerdict(err error) verdict {
 	switch e := err.(type) {
 	case interface{ SafeToRetry() bool }: // pgconn
@@ -213,7 +218,7 @@ func connectionVerdict(err error) verdict {
 		return unknown
 	}
 	if v := reflect.TypeOf(err); v.Kind() == reflect.Pointer && v.Elem().Name() == "ConnectError" {
-		return unavailable // pgconn's, which has no method to recognize it, whatever it wraps
+		return unavailable // a type of pgconn; recognized by its name, because it has no method for that
 	}
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == net.ErrClosed {
 		return unknown
@@ -233,23 +238,23 @@ func stateVerdict(state, routine string) verdict {
 	case "40002": // integrity constraint violation
 		return answered
 	case "40P01", "55P03", // deadlock detected, lock not available
-		"26000": // a prepared statement that the session does not have (any more)
+		"26000": // the session does not have the prepared statement, or no longer has it
 		return again
-	case "0A000": // not supported, or the tables of a prepared statement have changed
+	case "0A000": // feature not supported, or the tables of a prepared statement have changed
 		if routine == "RevalidateCachedQuery" {
 			return again
 		}
 	case "57014": // query canceled: by the client, or by statement_timeout
 		return interrupted
-	case "25P03", "25P04": // idle in a transaction, or in one for too long: the session was ended
+	case "25P03", "25P04": // the session was ended because it was idle in a transaction, or in a transaction, for too long
 		return unavailable
 	}
 	switch state[:min(2, len(state))] {
 	case "40": // transaction rollback
 		return again
 	case "08", "53", "57", "58", "F0", "XX":
-		// connection, too few resources, an operator's intervention, the system, the
-		// configuration, the database itself
+		// connection exception, insufficient resources, operator intervention, system error, configuration file error,
+		// internal error
 		return unavailable
 	}
 	return answered
@@ -263,24 +268,24 @@ func mysqlVerdict(number int) verdict {
 	switch number {
 	case 1213, // deadlock
 		1205, // lock wait timeout
-		1020, // record has changed since it was read: MariaDB's snapshot isolation
-		1614, // deadlock, XA
-		3101, // rolled back by group replication
-		3572: // NOWAIT
+		1020, // record has changed since last read, with MariaDB's snapshot isolation
+		1614, // deadlock in an XA transaction
+		3101, // transaction rolled back by group replication
+		3572: // a lock was not available immediately, with NOWAIT
 		return again
-	case 1317, // interrupted: by the client, or KILL QUERY
-		1969, // max_statement_time, MariaDB
-		3024: // max_execution_time
+	case 1317, // query interrupted by the client or by KILL QUERY
+		1969, // MariaDB's max_statement_time exceeded
+		3024: // max_execution_time exceeded
 		return interrupted
 	case 1021, 1114, // disk or table full
-		1037, 1038, 1041, // memory
-		1040, 1203, 1226, // too many connections, of a user, of a quota
-		1042, 1043, 1129, 1130, // no handshake, a host that is blocked
-		1053, 1077, 1079, // shutdown
+		1037, 1038, 1041, // out of memory
+		1040, 1203, 1226, // too many connections: in total, of a user, or of a quota
+		1042, 1043, 1129, 1130, // no handshake, or the client's host is blocked
+		1053, 1077, 1079, // server shutdown in progress
 		1135, 1637, // too many threads, too many transactions
-		1158, 1159, 1160, 1161, // network, inside the server
-		2002, 2003, 2005, 2006, // a proxy's: cannot connect, gone away
-		3032, 3168: // offline
+		1158, 1159, 1160, 1161, // network error inside the server
+		2002, 2003, 2005, 2006, // error of a proxy: cannot connect to the server, or the server has gone away
+		3032, 3168: // server is in offline mode
 		return unavailable
 	case 1180, // error during COMMIT
 		1927, 3169, // connection or session killed
@@ -293,7 +298,7 @@ func mysqlVerdict(number int) verdict {
 // sqliteVerdict returns the verdict of a result code of SQLite, whose low byte is the primary code.
 func sqliteVerdict(code int) verdict {
 	switch primary := code & 0xff; primary {
-	case 5, 6: // BUSY, BUSY_SNAPSHOT and their like; LOCKED
+	case 5, 6: // BUSY with its extended codes, such as BUSY_SNAPSHOT; LOCKED
 		return again
 	case 9: // INTERRUPT
 		return interrupted
@@ -302,7 +307,7 @@ func sqliteVerdict(code int) verdict {
 		return unavailable
 	default:
 		if primary < 1 || primary > 28 {
-			return none // no code of SQLite
+			return none // not a result code of SQLite
 		}
 	}
 	return answered

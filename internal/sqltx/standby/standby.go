@@ -1,4 +1,4 @@
-// Package standby is a fake database on two servers, for tests of what a failover leaves in a pool.
+// Package standby provides a fake database with two servers, for tests of connection pools after a failover.
 package standby
 
 import (
@@ -12,31 +12,33 @@ import (
 	"testing"
 )
 
-// An Error is what PostgreSQL says, as pgx and lib/pq have it.
+// An Error is an error of PostgreSQL, with the method SQLState and the field Routine that errors of pgx and lib/pq
+// have.
 type Error struct{ Code, Routine string }
 
 func (e *Error) Error() string    { return "SQLSTATE " + e.Code }
 func (e *Error) SQLState() string { return e.Code }
 
-// ReadOnly is what a standby says to a statement that writes.
+// ReadOnly is the error with which a standby rejects a write.
 var ReadOnly = &Error{"25006", "PreventCommandIfReadOnly"}
 
-// Servers are two servers behind one address. The first is the primary until Swap.
+// Servers are two servers behind one address. The first server is the primary until Swap is called.
 type Servers struct {
-	// Refuse is what a server says that takes no writes; nil means ReadOnly.
+	// Refuse is the error of a server that accepts no writes. Nil means ReadOnly.
 	Refuse error
-	// OnBegin and OnCommit say so, too, at the beginning and at the end of a transaction.
+	// OnBegin and OnCommit report whether BEGIN and COMMIT also fail with Refuse on such a server. With OnCommit, the
+	// writes before COMMIT succeed.
 	OnBegin, OnCommit bool
-	// Answer returns the rows of a query. Nil means one row with a 1.
+	// Answer returns the rows of a query. Nil means that every query returns one row with the value 1.
 	Answer func(query string) [][]driver.Value
 
 	mu      sync.Mutex
 	primary int
-	open    [2]int // connections
+	open    [2]int // the number of open connections to each server
 	writes  []string
 }
 
-// Open returns a pool with so many connections to the first server.
+// Open returns a pool with n open connections to the current primary.
 func (s *Servers) Open(t testing.TB, n int) *sql.DB {
 	db := sql.OpenDB(s)
 	db.SetMaxIdleConns(n)
@@ -62,28 +64,28 @@ func (s *Servers) Swap() {
 	s.primary = 1
 }
 
-// Demote makes neither server a primary: connections are to the first one.
+// Demote makes both servers read-only. New connections then lead to the first server.
 func (s *Servers) Demote() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.primary = -1
 }
 
-// Conns returns how many connections to each server are open.
+// Conns returns the number of open connections to each server.
 func (s *Servers) Conns() [2]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.open
 }
 
-// Writes returns the statements that were written.
+// Writes returns the write statements that were executed.
 func (s *Servers) Writes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.writes
 }
 
-// Connect makes a new connection, to the primary.
+// Connect opens a new connection to the primary.
 func (s *Servers) Connect(context.Context) (driver.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +101,7 @@ type conn struct {
 	server int
 }
 
-// refused is what the server says to whoever writes.
+// refused returns the error with which the server rejects writes, or nil if the server is the primary.
 func (c *conn) refused() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
@@ -149,7 +151,7 @@ func (c *conn) ExecContext(_ context.Context, query string, _ []driver.NamedValu
 	return driver.RowsAffected(1), nil
 }
 
-// QueryContext takes for a write what has a name of one in it, as the CTEs of PostgreSQL do.
+// QueryContext treats a query as a write if it contains INSERT, UPDATE or DELETE, as PostgreSQL's CTEs may do.
 func (c *conn) QueryContext(_ context.Context, query string, _ []driver.NamedValue) (driver.Rows, error) {
 	refused := c.refused()
 	if strings.Contains(query, "read_only") { // the probe
