@@ -1,5 +1,5 @@
-// Package sqldb provides what the SQL stores of packages saga and lease share: statements for several kinds of
-// databases, writes that find the primary, and tables with versions.
+// Package sqldb implements the common parts of the SQL stores of packages saga and lease: statements for several kinds
+// of databases, writes that find the primary, and tables with versions.
 package sqldb
 
 import (
@@ -35,12 +35,12 @@ func IsPrefix(s string) bool {
 type Texts struct {
 	words    *strings.Replacer
 	numbered bool
-	made     sync.Map // maps a text to its translation
+	made     sync.Map // maps the text of a statement to its translation
 }
 
-// NewTexts returns the Texts of a kind of database. words are pairs of a word in braces and the text that replaces it,
-// which may have words itself. {p} is replaced by the prefix of the tables' names. If numbered is true, question marks
-// become the placeholders $1, $2 and so on.
+// NewTexts returns the Texts of a kind of database. words are pairs of a word in braces and its replacement, which may
+// contain other words in braces. {p} is replaced by prefix, the prefix of the tables' names. If numbered is true,
+// question marks are replaced by the placeholders $1, $2 and so on.
 func NewTexts(prefix string, numbered bool, words ...string) *Texts {
 	return &Texts{words: strings.NewReplacer(append([]string{"{p}", prefix}, words...)...), numbered: numbered}
 }
@@ -73,7 +73,7 @@ func number(text string) string {
 	return b.String()
 }
 
-// Statements returns the statements of a schema, each of which ends with a semicolon.
+// Statements returns the statements of a schema. In the schema, each statement ends with a semicolon.
 func Statements(schema string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for statement := range strings.SplitSeq(schema, ";") {
@@ -90,9 +90,9 @@ type Conn interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// Write calls fn, which executes one statement or one transaction, with db. If the server is read-only, for example
-// after a failover, Write calls fn again with a connection to a server that accepts writes, if there is one. If the
-// driver's prepared statement is stale, it calls fn again with db.
+// Write calls fn with db. fn executes one statement or one transaction. If the server is read-only, for example after a
+// failover, Write calls fn again with a connection to a server that accepts writes, if there is such a server. If the
+// driver's prepared statement is stale, Write calls fn again with db.
 func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, on Conn) error) error {
 	err := fn(ctx, db)
 	if sqltx.Stale(err, nil) {
@@ -124,11 +124,13 @@ func Exec(ctx context.Context, db *sql.DB, text string, args ...any) (changed bo
 	return changed, err
 }
 
-// Repeats is the maximum number of repetitions of a transaction that is rolled back in favor of others.
+// Repeats is the usual maximum number of repetitions of a transaction that is rolled back in favor of other
+// transactions.
 const Repeats = 10
 
-// Transact runs fn in a transaction, on a server that accepts writes if there is one. If the database rolls the
-// transaction back in favor of another one, Transact repeats it, up to repeats times.
+// Transact runs fn in a transaction. If the server is read-only, Transact uses a server that accepts writes, if there
+// is such a server. If the database rolls the transaction back in favor of another one, Transact repeats it, up to
+// repeats times.
 func Transact(
 	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int,
 	fn func(ctx context.Context, tx *sql.Tx) error,
@@ -142,10 +144,11 @@ func Transact(
 	}
 }
 
-// Pooler adds advice to an error of PostgreSQL about prepared statements. It returns other errors unchanged.
+// Pooler adds advice to an error of PostgreSQL that is caused by prepared statements behind a pooler. It returns other
+// errors unchanged.
 func Pooler(err error) error {
 	var state interface{ SQLState() string }
-	// invalid_sql_statement_name and duplicate_prepared_statement: the statement belongs to another session
+	// These codes mean invalid_sql_statement_name and duplicate_prepared_statement: the statement is in another session.
 	if errors.As(err, &state) && (state.SQLState() == "26000" || state.SQLState() == "42P05") {
 		return fmt.Errorf("a pooler such as PgBouncer has lent the connection to another client:"+
 			" set what keeps the driver from preparing statements, with pgx default_query_exec_mode=exec: %w", err)
@@ -153,7 +156,7 @@ func Pooler(err error) error {
 	return err
 }
 
-// Moment returns the time that is stored as microseconds since 1970, or the zero time for 0.
+// Moment converts microseconds since 1970 to a time. For 0, it returns the zero time.
 func Moment(micros int64) time.Time {
 	if micros == 0 {
 		return time.Time{}
@@ -164,14 +167,14 @@ func Moment(micros int64) time.Time {
 // A Schema describes the tables of a store.
 type Schema struct {
 	Create  string // the statements that create the tables unless they exist; each ends with a semicolon
-	Find    string // queries that fail unless the tables and their columns exist
+	Find    string // the queries that fail unless the tables and their columns exist
 	Table   string // the name of the table with the version
 	Version int    // the version of the tables
 	Kind    string // the kind of database: PostgreSQL, MySQL or SQLite
 }
 
-// String returns the statements that create the tables, and last the row of their version. That row also has the
-// oldest version of a program that can use the tables.
+// String returns the statements that create the tables. The last statement inserts the row with the version of the
+// tables. That row also has the oldest version of a program that can use the tables.
 func (s Schema) String() string {
 	insert, end, engine := "INSERT INTO", " ON CONFLICT DO NOTHING", ""
 	if s.Kind == "MySQL" {
@@ -183,20 +186,20 @@ func (s Schema) String() string {
 `, s.Table, engine, insert, s.Version, end)
 }
 
-// Errors of a Schema.
+// The errors of a Schema.
 var (
 	// ErrVersion means that the tables have a newer version, which this program cannot use.
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
-	// ErrMissing means that there is no row with this version or a newer one.
+	// ErrMissing means that the tables do not exist, or are older than this version.
 	ErrMissing = errors.New("the tables are missing, or what a newer version of them has")
-	// ErrServer means that the server is known to execute the statements differently.
+	// ErrServer means that the server executes some of the statements differently.
 	ErrServer = errors.New("the server is not supported")
 	// ErrOther means that a table lacks columns of its version.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
 
-// Check returns nil if the tables exist and have a version that this program can use. Any other error than the errors
-// of a Schema means that the state of the tables is unknown.
+// Check returns nil if the tables exist and have a version that this program can use. An error that matches none of the
+// errors of a Schema means that the state of the tables is unknown.
 func (s Schema) Check(ctx context.Context, q Querier) error {
 	if err := s.checkVersion(ctx, q); err != nil {
 		return err
@@ -207,10 +210,10 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 	return s.checkServer(ctx, q)
 }
 
-// others are servers with the protocol of PostgreSQL or MySQL that accept the statements of the stores and execute
-// some of them differently: TiDB ignores SKIP LOCKED and gives a row to two transactions, others have another
-// isolation than READ COMMITTED, or locks that hold on one of several nodes. The texts occur in their versions, in
-// lower case.
+// others are servers that use the protocol of PostgreSQL or MySQL and accept the stores' statements, but execute some
+// of them differently. For example, TiDB ignores SKIP LOCKED, and so gives a row to two transactions. Other servers do
+// not have the isolation READ COMMITTED, or their locks are only effective on one of several nodes. Each text occurs in
+// the version of such a server, in lower case.
 var others = map[string][]string{
 	"PostgreSQL": {
 		"cockroach", "-yb-", "yugabyte", "redshift", "greenplum", "gaussdb", "opengauss", "materialize", "cratedb",
@@ -220,7 +223,7 @@ var others = map[string][]string{
 	},
 }
 
-// checkServer returns an error if the server says that it is one of the others.
+// checkServer returns an error if the server is one of the others, according to its version.
 func (s Schema) checkServer(ctx context.Context, q Querier) error {
 	query := "SELECT version()"
 	switch s.Kind {
@@ -231,12 +234,12 @@ func (s Schema) checkServer(ctx context.Context, q Querier) error {
 	}
 	var version string
 	if err := q.QueryRowContext(ctx, query).Scan(&version); err != nil {
-		return nil // a server that is not there fails the other statements, too
+		return nil // ignore this error, because the other statements then also fail
 	}
 	return ServerOf(s.Kind, version)
 }
 
-// ServerOf returns an error if a server with this version executes the statements for a kind of database differently.
+// ServerOf returns an error if a server with this version is not supported as this kind of database.
 func ServerOf(kind, version string) error {
 	for _, name := range others[kind] {
 		if strings.Contains(strings.ToLower(version), name) {
@@ -275,9 +278,10 @@ func (s Schema) checkVersion(ctx context.Context, q Querier) error {
 	return Usable(version, from, s.Version)
 }
 
-// Usable returns nil if a program whose tables have this version can use tables of the version found. from is the
-// oldest version of a program that can use the found tables, so that an old program can be started beside a newer
-// one. Migrate adds to older tables what is missing.
+// Usable returns nil if a program can use the existing tables. version is the version of the program's tables, found is
+// the version of the existing tables, and from is the oldest version that can use the existing tables. If found is
+// newer than version, from allows an old program to run at the same time as a newer one. If found is older, Usable
+// returns ErrMissing, and Migrate adds the missing tables and columns.
 func Usable(found, from, version int) error {
 	switch {
 	case found < version:
@@ -289,7 +293,7 @@ func Usable(found, from, version int) error {
 		ErrVersion, found, from, version)
 }
 
-// answered adds the error means to err if err is an answer of the database, other than that it is busy.
+// answered adds the error means to err if err is an answer of the database that should not be retried.
 func answered(ctx context.Context, means, err error) error {
 	if end := behavior.Read(sqltx.Judge(ctx, err, nil)); end.Kind == behavior.Answered && !end.Retryable {
 		return fmt.Errorf("%w: %w", means, err)
@@ -297,7 +301,7 @@ func answered(ctx context.Context, means, err error) error {
 	return err
 }
 
-// Migrate creates the tables unless the row of their version exists. Several processes may call it concurrently.
+// Migrate creates the tables unless the row with their version exists. Several processes may call it concurrently.
 func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	if err := s.checkServer(ctx, db); err != nil {
 		return err
@@ -305,7 +309,7 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	err := s.Check(ctx, db)
 	for try := 0; try < 3 && err != nil && !errors.Is(err, ErrVersion) && ctx.Err() == nil; try++ {
 		if s.checkVersion(ctx, db) == nil {
-			return s.Check(ctx, db) // not err, because another process may have created the tables since
+			return s.Check(ctx, db) // do not return err, because another process may have created the tables since
 		}
 		made := s.make(ctx, db)
 		if err = s.Check(ctx, db); err != nil && made != nil {
@@ -315,13 +319,13 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// make creates what is missing. On PostgreSQL, it holds a lock, because concurrent statements that create the same
-// table fail.
+// make creates the tables that are missing. On PostgreSQL, it holds a lock, because concurrent statements that create
+// the same table would fail.
 func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	run := func(ctx context.Context, q Querier) error {
 		statements := slices.Collect(Statements(s.String()))
 		for i, statement := range statements {
-			if i == len(statements)-1 { // the row of the version requires the tables
+			if i == len(statements)-1 { // insert the row with the version only if all tables exist
 				if err := s.find(ctx, q); err != nil {
 					return err
 				}
@@ -343,7 +347,7 @@ func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// Waits returns an error if a connection to SQLite does not wait for the lock of another connection.
+// Waits returns an error if connections to SQLite do not wait for the locks of other connections.
 func Waits(ctx context.Context, db *sql.DB) error {
 	var busy int
 	err := db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy)
