@@ -32,8 +32,8 @@ type Case[S any] struct {
 // steps without Do, read-only steps, and the steps after the pivot (the point of no return).
 //
 //   - Do is declined and has no effect.
-//   - whether Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the
-//     reply arrives.
+//   - Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the reply
+//     arrives.
 //   - Do has no effect, and its reply is lost. Undo is then called although Do has had no effect. After that, the Do
 //     arrives late and must be declined. A step without Undo is skipped.
 //   - A policy of this module refuses the first call to Do.
