@@ -16,16 +16,16 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Crashes runs the crash matrix on a store: sagas of every shape, whose process stops before or after each of its
-// writes, and which another process finishes. It checks that each saga ends as it does without the crash, that every
-// step took effect once or not at all, that no Do starts after the saga has turned back, and that the log has no gap.
+// Crashes tests sagas of different shapes on a store. For each shape, it repeats the saga once for each write: the
+// process stops before or after this write, and another process finishes the saga. Crashes checks that each saga ends
+// as it does without a crash, that each step has taken effect once or not at all, that no Do starts after the saga has
+// turned back, and that the log has no gap.
 //
-// newStore is called once. The cases run concurrently, each with its own definition. In a bubble of testing/synctest
-// they take no time. shapes selects some of the shapes, and none means all of them:
-// "chain", "declined", "in doubt", "diamond", "diamond
-// declined", "pivot", "parked", "refused by a policy", "undo refused by a
-// policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
-// "children", "children turned back", "children declined", "transactions", "transactions declined".
+// newStore is called once. The cases run concurrently, each with its own definition. In a bubble of testing/synctest,
+// the waits take no real time. shapes selects some of the shapes; without shapes, all of them are tested: "chain",
+// "declined", "in doubt", "diamond", "diamond declined", "pivot", "parked", "refused by a policy", "undo refused by a
+// policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed", "children", "children turned
+// back", "children declined", "transactions", "transactions declined".
 func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...string) {
 	t.Helper()
 	st := newStore(t)
@@ -56,8 +56,8 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 	t.Logf("%d crashes", cases)
 }
 
-// selected returns the scenarios of some shapes, or all. An unknown shape is an error, since its crashes would seem
-// to be tested.
+// selected returns the scenarios with these names, or all scenarios if there are no names. It returns an error for an
+// unknown shape, because otherwise the caller would believe that the shape was tested.
 func selected(all []scenario, shapes []string) (list []scenario, err error) {
 	if len(shapes) == 0 {
 		return all, nil
@@ -72,7 +72,7 @@ func selected(all []scenario, shapes []string) (list []scenario, err error) {
 	return list, nil
 }
 
-// A scenario is a saga and its expected end.
+// A scenario is a saga and its expected result.
 type scenario struct {
 	name  string
 	end   store.Status
@@ -80,7 +80,7 @@ type scenario struct {
 	done  []string // the steps that are in effect at the end
 }
 
-// notes is the state, to which each step writes.
+// notes is the state of the sagas. Each step writes its command ID to it.
 type notes struct{ By map[string]string }
 
 func scenarios(st store.Store) []scenario {
@@ -166,7 +166,7 @@ var (
 	errCrashed  = errors.New("the process has crashed")
 )
 
-// A trial is one saga with one crash.
+// A trial is one run of a saga with one crash.
 type trial struct {
 	t     *testing.T
 	name  string
@@ -178,12 +178,12 @@ type trial struct {
 	died  chan struct{}
 
 	mu     sync.Mutex
-	n      int             // writes of the first process
-	dead   bool            // the first process has crashed
-	turned bool            // "compensating" is recorded
+	n      int             // the number of writes of the first process
+	dead   bool            // whether the first process has crashed
+	turned bool            // whether the status "compensating" was recorded
 	effect map[string]bool // the steps that are in effect now
-	undone map[string]bool // the steps whose late Do is declined
-	calls  map[string]int  // of Do, by step
+	undone map[string]bool // the steps that were undone, whose later Do is declined
+	calls  map[string]int  // the number of calls, by step, or by command for the calls of a policy
 }
 
 var trials atomic.Int64
@@ -297,7 +297,7 @@ func (tr *trial) check(ctx context.Context, s *side, err error) {
 	s.checkTx(ctx, in)
 }
 
-// A side is one of the two processes. After the first one has crashed, it has no effects any more.
+// A side is one of the two processes. After the first process has crashed, its calls have no more effects.
 type side struct {
 	tr     *trial
 	first  bool
@@ -315,7 +315,7 @@ func (tr *trial) newSide(first bool) *side {
 		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: saga.None,
 		MaxTakeovers: saga.Unlimited, // on a slow machine, a lease may expire without a crash
 	})
-	s.runner.Observe(func(context.Context, saga.Event) {}) // the failures are intended
+	s.runner.Observe(func(context.Context, saga.Event) {}) // without an observer, the intended failures would be logged
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)
 	return s
@@ -382,7 +382,7 @@ func (s *side) failing(name string, err error) saga.Step[notes] {
 	return st
 }
 
-// signaling returns a step that signals its own saga, as a participant may.
+// signaling returns a step that sends a signal to its own saga, as a participant may do.
 func (s *side) signaling(name, signal string) saga.Step[notes] {
 	st := s.step(name)
 	do := st.Do
@@ -395,7 +395,8 @@ func (s *side) signaling(name, signal string) saga.Step[notes] {
 	return st
 }
 
-// child returns a step whose child saga has these steps. The state is passed to the child and back.
+// child returns a step with a child saga that has these steps. The state is passed to the child, and the child's state
+// is merged into it.
 func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 	child := &saga.Saga[notes]{Name: s.tr.id + " child", Steps: steps}
 	return saga.Step[notes]{Name: "child", Child: saga.ChildOf(child,
@@ -409,7 +410,7 @@ func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 		})}
 }
 
-// losing returns a step that takes effect and loses its reply.
+// losing returns a step that takes effect and then returns an error, as if the reply was lost.
 func (s *side) losing(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts = 3
@@ -423,8 +424,8 @@ func (s *side) losing(name string) saga.Step[notes] {
 	return st
 }
 
-// heldBack returns a step that a policy refuses twice before Do and twice before Undo. The saga is parked during the
-// pauses.
+// heldBack returns a step with a policy that refuses the first two calls to Do and the first two calls to Undo. During
+// the pauses between them, the saga has no owner.
 func (s *side) heldBack(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts, st.UndoAttempts = 1, 1
@@ -481,7 +482,8 @@ func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
 	return []saga.Step[notes]{a, b, c, last}
 }
 
-// inTx returns a step that takes effect in the store's database: it inserts another saga, which has already ended.
+// inTx returns a step with DoTx and UndoTx. As its effect in the store's database, it inserts another saga, which has
+// already ended.
 func (s *side) inTx(name string) saga.Step[notes] {
 	mark := func(ctx context.Context, tx *sql.Tx) error {
 		leave, err := s.enter()
@@ -516,7 +518,7 @@ func (s *side) inTx(name string) saga.Step[notes] {
 	}
 }
 
-// checkTx checks the effects of the steps of inTx.
+// checkTx checks the effects of the steps that inTx has returned.
 func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 	for i, st := range s.saga.Steps {
 		if st.DoTx == nil {
@@ -532,14 +534,14 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 	}
 }
 
-// A process is one side's view of the store.
+// A process is the store as one side sees it. It simulates the crash of the first process.
 type process struct {
 	store.Store
 	s *side
 }
 
-// write makes one write, at which the first process may crash. Writes in progress at the time of a crash may
-// succeed, but their results are dropped.
+// write makes one write, at which the first process may crash. If other writes are in progress at the time of the
+// crash, they may succeed, but the process does not get their results.
 func (p *process) write(kind string, fn func() error) error {
 	tr := p.s.tr
 	if !p.s.first {
@@ -559,7 +561,8 @@ func (p *process) write(kind string, fn func() error) error {
 	err := fn()
 	if here {
 		p.die()
-		if kind != "CommitTx" { // the write is the commit of the transaction
+		// The write of a CommitTx is the commit of its transaction, which follows, so CommitTx must succeed.
+		if kind != "CommitTx" {
 			return errCrashed
 		}
 	}
@@ -592,7 +595,7 @@ func (p *process) Start(ctx context.Context, req store.StartRequest) (rec store.
 }
 
 func (p *process) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	// A claim that finds nothing writes nothing, so the process does not crash at it.
+	// A claim that finds no saga writes nothing, so the process does not crash at it.
 	if err := p.read(); err != nil {
 		return nil, err
 	}
@@ -664,7 +667,7 @@ func (p *process) Messages(ctx context.Context, id string) ([]store.Message, err
 	return p.Store.Messages(ctx, id)
 }
 
-// A txProcess is a process of a TxStore.
+// A txProcess is a process whose store is a TxStore.
 type txProcess struct {
 	process
 	tx store.TxStore
