@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// parallelStates has two steps that each change a copy of the state.
+// parallelStates tests two parallel steps, each of which changes its own copy of the state.
 func parallelStates(s *suite) {
 	a, b := step("a"), parallel(step("b"))
 	a.Do = func(_ context.Context, s *trip) error { s.A = "a"; return nil }
@@ -54,7 +54,7 @@ func registerOther(s *suite) {
 	s.need(s.Engine.Register(other) != nil, "two definitions were registered with the same name and version")
 }
 
-// startRepeated starts a saga again, with another state, before it has ended.
+// startRepeated calls Start again for the same ID, with another state, before the saga has ended.
 func startRepeated(s *suite) {
 	h := s.start("trip-1", step("flight"), awaiting("hotel", "paid"))
 	s.until("trip-1", "hotel", saga.StepWaiting)
@@ -143,7 +143,7 @@ func waitEnds(s *suite) {
 	s.matches(err, context.Canceled)
 }
 
-// signalEarly sends a signal before the step that awaits it has its turn.
+// signalEarly sends a signal while the step before the one that awaits it still waits.
 func signalEarly(s *suite) {
 	h := s.start("trip-1", awaiting("hotel", "ready"), awaiting("charge", "paid"))
 	s.noError(h.Signal(s.ctx, "trip-1", "paid", []byte{0, 1, 255}))
@@ -202,7 +202,7 @@ func cancelWaiting(s *suite) {
 	s.matches(err, saga.ErrCanceled)
 }
 
-// cancelAttempt cancels a saga whose step runs until its ctx ends.
+// cancelAttempt cancels a saga while an attempt of a step runs, which returns when its ctx is done.
 func cancelAttempt(s *suite) {
 	hotel := interruptible("hotel")
 	started := make(chan struct{}, 1)
@@ -241,7 +241,7 @@ func cancelAfterEnd(s *suite) {
 	s.done(h, "trip-1", saga.Completed, "do flight")
 }
 
-// repaired returns a Do or an Undo that fails for good until repair is called.
+// repaired returns a Do or an Undo that fails permanently until repair is called.
 func repaired(name string) (call func(context.Context, *trip) error, repair func()) {
 	var works atomic.Bool
 	return func(_ context.Context, s *trip) error {
@@ -253,7 +253,7 @@ func repaired(name string) (call func(context.Context, *trip) error, repair func
 	}, func() { works.Store(true) }
 }
 
-// mending returns a step without Undo whose Do fails for good until repair is called.
+// mending returns a step without Undo whose Do fails permanently until repair is called.
 func mending(name string) (st saga.Step[trip], repair func()) {
 	st = saga.Step[trip]{Name: name, Backoff: backoff}
 	st.Do, repair = repaired("do " + name)
@@ -299,7 +299,7 @@ func skip(s *suite) {
 	s.statuses(in, saga.StepDone, saga.StepSkipped, saga.StepDone)
 }
 
-// compensate turns back a saga that is stuck at a pivot that may have taken effect.
+// compensate makes a saga turn back that is stuck at a pivot that may have taken effect.
 func compensate(s *suite) {
 	h := s.start("trip-1", step("flight"), pivot(failing("charge", saga.Permanent(errBroken))))
 	s.wait("trip-1", saga.Stuck)
@@ -321,7 +321,7 @@ func abandon(s *suite) {
 	}
 }
 
-// oldInstance has an operator that saw the saga before it went on.
+// oldInstance tests an operation whose Seq is older than the saga's.
 func oldInstance(s *suite) {
 	charge := pivot(failing("charge", saga.Permanent(errBroken)))
 	s.start("trip-1", charge)
@@ -333,7 +333,8 @@ func oldInstance(s *suite) {
 	s.wait("trip-1", saga.Abandoned)
 }
 
-// list returns the ids that the filter selects once there are as many as wanted, or skips the test.
+// list returns the ids that the filter selects. It waits until there are want ids, or its patience is over. It skips
+// the test if the engine has no List.
 func (s *suite) list(f saga.Filter, want int) (ids []string, next string) {
 	s.Helper()
 	for end := time.Now().Add(s.patience); ; time.Sleep(look) {
@@ -364,7 +365,7 @@ func startThree(s *suite) {
 	}{{trips, "trip-1"}, {tours, "tour-1"}, {trips, "trip-2"}} {
 		_, err := start.handle.Start(s.ctx, start.id, trip{})
 		s.noError(err)
-		time.Sleep(2 * time.Millisecond) // so that their times differ
+		time.Sleep(2 * time.Millisecond) // so that the sagas' CreatedAt differ
 	}
 	s.wait("tour-1", saga.Completed)
 }

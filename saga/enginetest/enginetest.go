@@ -1,5 +1,6 @@
-// Package enginetest has the tests that every [saga.Engine] must pass: sagas complete, turn back, wait, are canceled,
-// get stuck and are operated on as those of a [saga.Runner], and a process that dies loses nothing.
+// Package enginetest provides the tests that every [saga.Engine] must pass. They test that sagas complete, turn back,
+// wait, are canceled, get stuck, and obey an operator in the same way as with a [saga.Runner]. They also test that no
+// saga is lost if the process dies.
 //
 //	func TestEngine(t *testing.T) {
 //		enginetest.Run(t, func(t *testing.T) enginetest.Environment {
@@ -8,13 +9,14 @@
 //		})
 //	}
 //
-// The tests run in real time, and look at a saga every few milliseconds until it is as they want. A slow engine
-// passes: they do so for a minute, or for a quarter of the time that the -timeout of go test leaves. Pauses between
-// attempts are 1 millisecond, and waits of steps 20 milliseconds.
+// The tests run in real time. They poll a saga every few milliseconds until it has the expected state. A test fails if
+// this takes longer than a minute, or than a quarter of the time that remains of go test's -timeout, so a slow engine
+// can also pass. In the tests' sagas, the pauses between attempts are 1 millisecond, and the waits of steps are 20
+// milliseconds.
 //
 // # Limits
 //
-// An engine that passes may still be wrong in these respects, which need other tests:
+// These tests do not cover the following, which needs other tests:
 //
 //   - DoTx, UndoTx and the methods of a [saga.TxEngine]
 //   - children
@@ -38,25 +40,25 @@ import (
 )
 
 const (
-	look  = 3 * time.Millisecond  // the interval at which a test looks at a saga
-	pause = time.Millisecond      // between attempts
-	wait  = 20 * time.Millisecond // of a step
+	look  = 3 * time.Millisecond  // the interval at which a test polls a saga
+	pause = time.Millisecond      // the pause between attempts
+	wait  = 20 * time.Millisecond // the duration of a step's wait
 )
 
-// An Environment is an engine under test. It has no sagas and no definitions.
+// An Environment is an engine under test. The engine has no sagas and no definitions.
 type Environment struct {
-	// Engine is the engine. It may be used by several goroutines. It keeps working after Restart, with the definitions
-	// that were registered with it.
+	// Engine is the engine. Several goroutines use it concurrently. It must also work after Restart, with the definitions
+	// that were registered before.
 	Engine saga.Engine
-	// Restart stops the process that runs sagas, in whatever state, and starts another. It may return before attempts
-	// in progress have. Nil skips those tests.
+	// Restart stops the process that runs sagas, at any time, and starts another one. It may return before the attempts in
+	// progress have returned. If it is nil, the tests that need it are skipped.
 	Restart func()
 }
 
-// Run runs the tests, each as a subtest of t with an environment of its own. newEnvironment is called with the t of the
-// subtest, in which it can register a cleanup.
+// Run runs the tests, each as a subtest of t with a new environment. newEnvironment is called with the subtest's t, so
+// it can register a cleanup.
 //
-// If List returns an error that matches [errors.ErrUnsupported], its tests are skipped.
+// If the engine's List returns an error that matches [errors.ErrUnsupported], the tests of List are skipped.
 func Run(t *testing.T, newEnvironment func(t *testing.T) Environment) {
 	t.Helper()
 	for _, st := range stories {
@@ -108,13 +110,13 @@ func Run(t *testing.T, newEnvironment func(t *testing.T) Environment) {
 	}
 }
 
-// A suite is a test of an engine. The package uses no assertion library, so that the tests of an engine link no more
-// than the engine does.
+// A suite is a test of an engine. The package uses no assertion library, so that the tests of an engine need no more
+// dependencies than the engine.
 type suite struct {
 	*testing.T
 	Environment
 	ctx      context.Context
-	patience time.Duration // for a saga to end, on the slowest machine
+	patience time.Duration // the maximum time that a test waits for a saga
 }
 
 func newSuite(t *testing.T, newEnvironment func(t *testing.T) Environment) *suite {
@@ -153,9 +155,9 @@ func (s *suite) restart() {
 	s.Restart()
 }
 
-// A trip is the state of most sagas of the tests.
+// A trip is the state of most sagas in the tests.
 type trip struct {
-	Calls []string // the calls that changed the state, in their order
+	Calls []string // the names of the calls that have changed the state, in their order
 	Paid  []byte   // the payload of a signal
 	A, B  string
 }
@@ -184,7 +186,7 @@ func failing(name string, err error) saga.Step[trip] {
 	return st
 }
 
-// awaiting returns a step that waits for a signal, whose payload it records.
+// awaiting returns a step that waits for a signal and records the signal's payload.
 func awaiting(name, signal string) saga.Step[trip] {
 	st := step(name)
 	st.Await = signal
@@ -196,7 +198,7 @@ func awaiting(name, signal string) saga.Step[trip] {
 	return st
 }
 
-// pivot returns a step without Undo that is the point of no return.
+// pivot returns st as a pivot (the point of no return) without Undo.
 func pivot(st saga.Step[trip]) saga.Step[trip] {
 	st.Pivot, st.Undo = true, nil
 	return st
@@ -206,7 +208,7 @@ func define(steps ...saga.Step[trip]) *saga.Saga[trip] {
 	return &saga.Saga[trip]{Name: "trip", Version: 1, Steps: steps}
 }
 
-// register registers a definition of these steps.
+// register registers a definition with these steps.
 func (s *suite) register(steps ...saga.Step[trip]) *saga.Handle[trip] {
 	s.Helper()
 	return registered(s, define(steps...))
@@ -220,7 +222,7 @@ func registered[S any](s *suite, sg *saga.Saga[S]) *saga.Handle[S] {
 	return saga.Register(s.Engine, sg)
 }
 
-// start registers a definition of these steps and starts a saga with the id.
+// start registers a definition with these steps and starts a saga with the id.
 func (s *suite) start(id string, steps ...saga.Step[trip]) *saga.Handle[trip] {
 	s.Helper()
 	h := s.register(steps...)
@@ -241,7 +243,7 @@ func (s *suite) wait(id string, want saga.Status) *saga.Instance {
 	return in
 }
 
-// until waits until a step has the status.
+// until waits until a step of the saga has the status want.
 func (s *suite) until(id, step string, want saga.StepStatus) *saga.Instance {
 	s.Helper()
 	for end := time.Now().Add(s.patience); ; time.Sleep(look) {
@@ -256,7 +258,7 @@ func (s *suite) until(id, step string, want saga.StepStatus) *saga.Instance {
 	}
 }
 
-// done waits for the end of a saga, and checks the calls that its state has.
+// done waits until a saga has ended or is stuck, and checks its status and the calls in its state.
 func (s *suite) done(h *saga.Handle[trip], id string, want saga.Status, calls ...string) *saga.Instance {
 	s.Helper()
 	in := s.wait(id, want)
@@ -266,7 +268,7 @@ func (s *suite) done(h *saga.Handle[trip], id string, want saga.Status, calls ..
 	return in
 }
 
-// statuses checks the status of each step.
+// statuses checks the statuses of all steps.
 func (s *suite) statuses(in *saga.Instance, want ...saga.StepStatus) {
 	s.Helper()
 	var got []saga.StepStatus

@@ -7,8 +7,8 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// attemptTimeout limits the attempts of a step that a test interrupts. An engine that cannot tell that a process has
-// died makes the next attempt after it.
+// attemptTimeout limits the attempts of a step that a test interrupts. An engine that does not detect the death of a
+// process starts the next attempt after this time.
 const attemptTimeout = 5 * time.Second
 
 func restartWaiting(s *suite) {
@@ -21,7 +21,7 @@ func restartWaiting(s *suite) {
 	s.paid(h, "by card")
 }
 
-// restartSignals restarts the process between a signal and the step that awaits it.
+// restartSignals restarts the process after a signal was sent and before the step that awaits it starts.
 func restartSignals(s *suite) {
 	h := s.start("trip-1", awaiting("hotel", "ready"), awaiting("charge", "paid"))
 	s.noError(h.Signal(s.ctx, "trip-1", "paid", []byte("by card")))
@@ -32,8 +32,8 @@ func restartSignals(s *suite) {
 	s.paid(h, "by card")
 }
 
-// hanging returns a call whose first attempt does not return before its ctx or the test ends, and the command ids of
-// all attempts.
+// hanging returns a Do or Undo whose first attempt does not return until its ctx is done or the test ends. ids receives
+// the command ids of all attempts.
 func (s *suite) hanging(name string) (call func(context.Context, *trip) error, ids chan string) {
 	ids = make(chan string, 100)
 	first := make(chan struct{}, 1)
@@ -56,7 +56,8 @@ func (s *suite) hanging(name string) (call func(context.Context, *trip) error, i
 	}, ids
 }
 
-// sameCommand checks that a call was made again after the first attempt, with the same command.
+// sameCommand checks that the interrupted call was repeated with the same command. first is the command id of the first
+// attempt.
 func (s *suite) sameCommand(first string, ids chan string) {
 	s.Helper()
 	s.need(first != "", "the first attempt had no command id")
@@ -79,7 +80,7 @@ func (s *suite) receive(ids chan string) (id string) {
 	return id
 }
 
-// restartDo restarts the process while a Do runs. What was done before is not done again.
+// restartDo restarts the process while a Do runs. The steps that were done before must not be done again.
 func restartDo(s *suite) {
 	hotel := step("hotel")
 	do, ids := s.hanging("do hotel")

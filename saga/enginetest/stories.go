@@ -8,13 +8,13 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A story is a saga that needs no one but its engine.
+// A story is a saga that needs no signal, operator or restart.
 type story struct {
 	name     string
 	steps    func() []saga.Step[trip]
 	status   saga.Status
 	at       string // the step at which the saga turned back or got stuck
-	cause    string // a part of the cause
+	cause    string // a part of the expected cause; "" means that there is no cause
 	calls    []string
 	statuses []saga.StepStatus
 }
@@ -31,13 +31,13 @@ func (s *suite) tell(st story) {
 	}
 }
 
-// A refusal is the error of a policy that made no call.
+// A refusal is the error of a policy that has not made the call.
 type refusal struct{ error }
 
 func (refusal) Refused() bool   { return true }
 func (refusal) Retryable() bool { return false }
 
-// firstRefused returns a step that is refused n times before it succeeds.
+// firstRefused returns a step whose first n attempts are refused by a policy. The next attempt succeeds.
 func firstRefused(name string, n int32) saga.Step[trip] {
 	st := step(name)
 	var tries atomic.Int32
@@ -51,7 +51,7 @@ func firstRefused(name string, n int32) saga.Step[trip] {
 	return st
 }
 
-// interruptible returns a step that runs until its ctx ends.
+// interruptible returns a step that runs until its ctx is done.
 func interruptible(name string) saga.Step[trip] {
 	st := step(name)
 	st.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
@@ -135,7 +135,7 @@ var stories = []story{
 		calls:    []string{"do flight", "undo hotel", "undo flight"},
 		statuses: []saga.StepStatus{saga.StepUndone, saga.StepUndone},
 	}, {
-		name: "IsRefused", // more often than Attempts
+		name: "IsRefused", // it is refused more often than Attempts
 		steps: func() []saga.Step[trip] {
 			return []saga.Step[trip]{step("flight"), firstRefused("hotel", 5), step("car")}
 		},
