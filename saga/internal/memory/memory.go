@@ -1,4 +1,4 @@
-// Package memory keeps sagas in the process.
+// Package memory provides a store of sagas in the process's memory.
 package memory
 
 import (
@@ -22,30 +22,30 @@ func New() *Store {
 	}
 }
 
-// A Store is a [store.Store] without durability.
+// A Store is a [store.Store] that does not survive the process.
 type Store struct {
 	mu       sync.Mutex
 	sagas    map[string]*kept
-	going    map[string]*kept            // running or compensating: Claim looks at no others
-	children map[string]map[string]*kept // by the ID of their parent
+	going    map[string]*kept            // the sagas that are running or compensating; Claim considers only these
+	children map[string]map[string]*kept // the children by the ID of their parent and their own ID
 
 	turnsBegun bool   // whether Claim has returned a saga
-	lastTurn   string // the tenant of the last saga that it has returned
+	lastTurn   string // the tenant of the last saga that Claim has returned
 }
 
 type kept struct {
 	store.Record
 	log      []store.Entry
-	messages []store.Message // by name
-	woken    bool            // since it was claimed
-	turn     int             // used by inTurn
+	messages []store.Message // sorted by name
+	woken    bool            // whether the saga was woken since it was last claimed
+	turn     int             // the number of the saga's turn; only used by inTurn
 }
 
 func (s *kept) definition() store.Definition {
 	return store.Definition{Saga: s.Saga, Version: s.Version}
 }
 
-// do calls f with the store locked, unless ctx has ended.
+// do calls f with the store locked, unless ctx is done.
 func (m *Store) do(ctx context.Context, f func(now time.Time) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -55,7 +55,7 @@ func (m *Store) do(ctx context.Context, f func(now time.Time) error) error {
 	return f(time.Now())
 }
 
-// one calls f for a saga with the store locked, and returns its record afterwards.
+// one calls f for a saga with the store locked, and returns the saga's record after the call.
 func (m *Store) one(
 	ctx context.Context, id string, f func(s *kept, now time.Time) error,
 ) (rec store.Record, err error) {
@@ -139,8 +139,9 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) (claimed []st
 	return claimed, err
 }
 
-// inTurn returns the first n of some due sagas. The tenants take turns, and so do the definitions of a tenant. The
-// turns begin after the tenant that had the last one, or with the saga that has waited longest.
+// inTurn returns the first n of the due sagas in the order of their turns. The tenants take turns, and the definitions
+// of each tenant also take turns. The turns start after the tenant that had the last turn. In the first claim, they
+// start with the tenant whose saga has waited longest.
 func (m *Store) inTurn(due []*kept, n int) []*kept {
 	if n = min(n, len(due)); n == 0 {
 		return nil
@@ -170,7 +171,7 @@ func (m *Store) inTurn(due []*kept, n int) []*kept {
 	return due[:n]
 }
 
-// giveTurns numbers the sagas of each key, in their order.
+// giveTurns sets the turn of each saga: it numbers the sagas that have the same key, in their order.
 func giveTurns[K comparable](due []*kept, key func(*kept) K) {
 	turns := make(map[K]int)
 	for _, s := range due {
@@ -227,7 +228,7 @@ func (m *Store) Load(ctx context.Context, id string) (store.Record, error) {
 }
 
 func (m *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
-	// The sign of the time is reversed, and that of the ids is not.
+	// Keys sort by descending time, and then by ascending id.
 	key := func(s *kept) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
 	err = m.do(ctx, func(now time.Time) error {
 		found := make(map[string]*kept)
@@ -253,7 +254,7 @@ func (m *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, 
 	return recs, next, err
 }
 
-// admits reports whether a record meets the conditions of the filter.
+// admits reports whether a record meets all conditions of the filter.
 func admits(f *store.Filter, r *store.Record) bool {
 	return (f.Saga == "" || r.Saga == f.Saga) &&
 		(len(f.Status) == 0 || slices.Contains(f.Status, r.Status)) &&
@@ -323,7 +324,7 @@ func (m *Store) DeleteEnded(ctx context.Context, status store.Status, age time.D
 		}
 		for _, generation := range slices.Backward(generations) {
 			if n >= limit {
-				return nil // a later call goes on with the parents
+				return nil // a later call continues with the parents
 			}
 			for _, s := range generation {
 				m.delete(s)
@@ -335,7 +336,7 @@ func (m *Store) DeleteEnded(ctx context.Context, status store.Status, age time.D
 	return n, err
 }
 
-// endedChildren returns up to limit children of some sagas that have ended.
+// endedChildren returns up to limit children of the parents. It returns only children that have ended.
 func (m *Store) endedChildren(parents []*kept, limit int) (ended []*kept) {
 	for _, parent := range parents {
 		for _, s := range m.children[parent.ID] {
@@ -347,7 +348,7 @@ func (m *Store) endedChildren(parents []*kept, limit int) (ended []*kept) {
 	return ended
 }
 
-// delete deletes a saga. Its children that are left have no parent any more.
+// delete deletes a saga. Its remaining children then have no parent.
 func (m *Store) delete(s *kept) {
 	delete(m.sagas, s.ID)
 	delete(m.children[s.Parent], s.ID)
@@ -421,7 +422,7 @@ func (m *Store) Messages(ctx context.Context, id string) (list []store.Message, 
 	return list, err
 }
 
-// index keeps going up to date.
+// index updates the map going after a change of the saga's status.
 func (m *Store) index(s *kept) {
 	if s.Status == store.Running || s.Status == store.Compensating {
 		m.going[s.ID] = s
@@ -430,7 +431,7 @@ func (m *Store) index(s *kept) {
 	}
 }
 
-// wake makes the saga due: if it has an owner, when that releases it.
+// wake makes the saga due. If the saga has an owner, it becomes due when the owner releases it.
 func (s *kept) wake(now time.Time) {
 	s.woken = true
 	if s.Owner == "" && s.WakeAt.After(now) {

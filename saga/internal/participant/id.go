@@ -1,4 +1,4 @@
-// Package participant has what a participant of sagas and the stores share: the ids of commands, and the
+// Package participant has the common parts of the participants of sagas and of the stores: the ids of commands, and the
 // table of saga.Apply.
 package participant
 
@@ -15,10 +15,11 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// ID returns the id of a command.
+// ID returns the id of the command for an operation of a saga's step.
 func ID(saga, step string, op store.Op) string { return saga + "/" + step + "/" + string(op) }
 
-// Do returns the id of the Do that a command is or undoes, or "" for none.
+// Do returns the id of the Do that belongs to a command. For the command of a Do, that is id itself; for the command of
+// an Undo, it is the id of the Do to undo. If id is not the id of a command, Do returns "".
 func Do(id string) string {
 	switch _, _, op, err := Split(id); {
 	case err != nil:
@@ -29,7 +30,7 @@ func Do(id string) string {
 	return id
 }
 
-// Split returns the parts of a command's id.
+// Split returns the parts of a command's id: the saga's id, the step's name and the operation.
 func Split(id string) (saga, step string, op store.Op, err error) {
 	parts := strings.Split(id, "/")
 	n := len(parts)
@@ -41,18 +42,18 @@ func Split(id string) (saga, step string, op store.Op, err error) {
 	}
 	saga = strings.Join(parts[:n-2], "/")
 	if len(saga) > MaxID || len(parts[n-2]) > maxName {
-		// MySQL would cut it off, and take two commands for one.
+		// MySQL would truncate the id, and might treat two commands as the same.
 		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
 	}
 	return saga, parts[n-2], store.Op(parts[n-1]), nil
 }
 
 const (
-	MaxID   = 200 // bytes in the id of a saga
-	maxName = 100 // bytes in the name of a step
+	MaxID   = 200 // the maximum length of a saga's id, in bytes
+	maxName = 100 // the maximum length of a step's name, in bytes
 )
 
-// CheckID returns why id cannot be the id of a saga, or nil.
+// CheckID returns an error if id is not valid as the id of a saga.
 func CheckID(id string) error {
 	if id == "" || len(id) > MaxID || !utf8.ValidString(id) || strings.Contains(id, "\x00") {
 		said := strconv.Quote(id)
@@ -64,7 +65,7 @@ func CheckID(id string) error {
 	return nil
 }
 
-// Child returns the id of the nth child of a step: see saga.ChildID.
+// Child returns the id of child number n of a step; see saga.ChildID.
 func Child(id, step string, n int) string {
 	child := id + "/" + step + "/" + strconv.Itoa(n)
 	if len(child) <= MaxID {
@@ -79,7 +80,7 @@ func Child(id, step string, n int) string {
 	return child[:cut] + hash
 }
 
-// Table and TableMySQL create the table of saga.Apply: see saga.BarrierTable.
+// Table and TableMySQL are statements that create the table of saga.Apply; see saga.BarrierTable.
 const Table = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	saga_id text NOT NULL,
 	step text NOT NULL,
@@ -100,20 +101,21 @@ const TableMySQL = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	PRIMARY KEY (saga_id, step, op)
 ) ENGINE = InnoDB`
 
-// ErrUndone means that the undo of a command came before it.
+// ErrUndone means that a Do was not applied because its Undo arrived first.
 var ErrUndone = errors.New("saga: command not applied: its undo came first")
 
-// ErrOtherRequest means that a request with another fingerprint had the same command before.
+// ErrOtherRequest means that an earlier request with the same command had another fingerprint.
 var ErrOtherRequest = errors.New("saga: command not applied: a different request had the same command before")
 
 type fingerprintKey struct{}
 
-// WithFingerprint returns a ctx for saga.Apply with a fingerprint of the request: up to 100 bytes of ASCII.
+// WithFingerprint returns a ctx for saga.Apply with a fingerprint of the request. A fingerprint has up to 100 bytes of
+// ASCII.
 func WithFingerprint(ctx context.Context, fingerprint string) context.Context {
 	return context.WithValue(ctx, fingerprintKey{}, fingerprint)
 }
 
-// Fingerprint returns the fingerprint of the request, or "" if it has none.
+// Fingerprint returns the fingerprint in ctx, or "" if there is none.
 func Fingerprint(ctx context.Context) string {
 	fingerprint, _ := ctx.Value(fingerprintKey{}).(string)
 	return fingerprint
