@@ -10,13 +10,15 @@ import (
 
 // Config configures a [Script]. A script with the zero Config does nothing.
 type Config struct {
-	// Name is the name in a registry, which requires one. It cannot change.
+	// Name identifies the script in a registry.Registry, which requires a name. The name cannot change.
 	Name string
-	// Enabled reports whether the plans apply. Otherwise calls are made as if there were no script.
+	// Enabled specifies whether the plans apply. If it is false, calls run as if there were no script.
 	Enabled bool
-	// Seed is the seed of the random decisions: with the same seed they repeat.
+	// Seed is the seed of the random decisions. With the same seed, the script makes the same decisions
+	// again.
 	Seed uint64
-	// Plans are the faults. The first plan that ends a call decides how it ends.
+	// Plans lists the faults. If several plans that end a call apply to the same call, the first of them
+	// decides how the call ends.
 	Plans []Plan
 }
 

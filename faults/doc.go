@@ -1,4 +1,5 @@
-// Package faults injects faults into calls, such as delays, errors and hangs, to test the policies around them.
+// Package faults injects faults into calls, such as delays, errors and hangs, to test the policies around the
+// calls.
 //
 //	script := faults.New(faults.Config{
 //		Enabled: true,
@@ -11,15 +12,17 @@
 //	})
 //	client := &http.Client{Transport: faults.Transport(script, nil)}
 //
-// A [Script] decides for each call which of its plans apply. First, the call is delayed by the sum of all Latency
-// plans; then the first of the other plans decides how the call ends. [Func], [Transport] and [Handler] apply a
-// script to a function, an http.RoundTripper and an http.Handler. With the same Seed, calls that arrive in the same
-// order at the same times have the same faults.
+// A [Script] has a list of plans, and each [Plan] describes a fault. For each call, the script decides which
+// plans apply. All Latency plans that apply delay the call by the sum of their delays. Of the other plans
+// that apply, the first one decides how the call ends. [Func], [Transport] and [Handler] apply a script to a
+// function, an http.RoundTripper and an http.Handler. With the same Seed, calls that arrive in the same order
+// and at the same times get the same faults.
 //
-// A script does nothing until it is enabled, so a program may contain one. In a registry, settings enable it:
-// {"faults/backend": {"Enabled": true}}.
+// A script does nothing until it is enabled, so even a production program may contain a script. If the script
+// is in a registry.Registry, settings can enable it: {"faults/backend": {"Enabled": true}}.
 //
-// If the script is created in a bubble of testing/synctest, all times are exact.
+// In a bubble of testing/synctest, the times of plans and delays are exact. The script must be created in the
+// bubble.
 //
 // # Stability
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func returns a function that calls next with the faults of a script:
+// Func returns a function that calls next and injects the faults of a script:
 //
 //	guarded := resilience.Chain(retries.Wrap, breaker.Wrap)(faults.Func(script, fetch))
 func Func(s *Script, next func(context.Context) error) func(context.Context) error {
@@ -25,7 +25,7 @@ func Func(s *Script, next func(context.Context) error) func(context.Context) err
 	}
 }
 
-// call ends a call of Func by the plan.
+// call ends a call to Func's function as the plan specifies.
 func (p *Plan) call(ctx context.Context, next func(context.Context) error) error {
 	switch p.Kind {
 	case Reset:

@@ -7,11 +7,12 @@ import (
 	"net/http"
 )
 
-// Handler returns an http.Handler that serves requests with next and the faults of a script.
+// Handler returns an http.Handler that serves requests with next and injects the faults of a script.
 //
-// If the ctx of the request is done during a Latency or a Hang, the handler returns without a response: the
-// middleware that set the deadline must respond. A Reset at the end of a body with a Content-Length is invisible to
-// the client, which has received the body. After a Refuse, the client of net/http may resend a request by itself.
+// If the request's ctx is done during a Latency or a Hang, the handler returns without writing a response.
+// The middleware that set the ctx's deadline must write one. If a body with a Content-Length is not longer
+// than Bytes, a Reset has no effect on the client, because the client has already received the whole body.
+// After a Refuse, net/http's client may resend a request on its own.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := s.next()
@@ -26,7 +27,7 @@ func Handler(s *Script, next http.Handler) http.Handler {
 	})
 }
 
-// serve responds to a request by the plan.
+// serve responds to a request as the plan specifies.
 func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	switch p.Kind {
 	case Fail, Status:
@@ -51,7 +52,7 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	}
 }
 
-// truncate sends the client the written bytes and closes the connection.
+// truncate sends the bytes that were written so far to the client, and closes the connection.
 func truncate(w http.ResponseWriter) {
 	flush(w)
 	panic(http.ErrAbortHandler)
@@ -59,7 +60,7 @@ func truncate(w http.ResponseWriter) {
 
 func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
-// A resetWriter closes the connection at the first byte after left bytes.
+// A resetWriter passes on left bytes. At the next byte, it closes the connection.
 type resetWriter struct {
 	http.ResponseWriter
 	left int64
@@ -78,7 +79,7 @@ func (w *resetWriter) Write(p []byte) (int, error) {
 	return written, err
 }
 
-// A slowWriter writes rate bytes per second.
+// A slowWriter passes on rate bytes per second.
 type slowWriter struct {
 	ctx context.Context
 	http.ResponseWriter

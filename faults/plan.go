@@ -7,29 +7,29 @@ import (
 	"time"
 )
 
-// A Kind is a kind of fault. Settings files and metrics use its text.
+// A Kind is a kind of fault. Its text appears in settings files and metrics.
 type Kind string
 
 const (
-	// Latency delays the call by Delay and a random time up to Spread. If ctx ends first, the
-	// call is not made.
+	// Latency delays the call by Delay plus a random time of up to Spread. If ctx is done during the delay,
+	// the call is not made.
 	Latency Kind = "latency"
-	// Fail returns Err, and a Handler answers with Status, without making the call.
+	// Fail makes the call fail with Err without running it. A Handler responds with Status instead.
 	Fail Kind = "fail"
-	// Status answers with Status and RetryAfter, without making the call. Func returns a failure
-	// with this RetryAfter.
+	// Status responds with the HTTP status Status and the header field Retry-After, without making the call.
+	// Func returns an error that has the RetryAfter.
 	Status Kind = "status"
-	// Hang waits until ctx ends, without making the call.
+	// Hang waits until ctx is done, without making the call.
 	Hang Kind = "hang"
-	// Refuse fails the call like a closed port, with an error that wraps syscall.ECONNREFUSED. A Handler closes the
-	// connection, or the stream in HTTP/2.
+	// Refuse makes the call fail as if the server's port were closed, with an error that wraps
+	// syscall.ECONNREFUSED. A Handler closes the connection or, over HTTP/2, resets the stream.
 	Refuse Kind = "refuse"
-	// Reset makes the call and truncates the body of the response after Bytes, or at its end, with an error that
-	// wraps syscall.ECONNRESET. Func returns such an error instead of nil. A Handler closes the connection, or the
-	// stream in HTTP/2.
+	// Reset makes the call and breaks the connection while the response's body is read: after Bytes bytes, or
+	// at the end of a shorter body, Read returns an error that wraps syscall.ECONNRESET. Func returns such an
+	// error if the call succeeds. A Handler closes the connection or, over HTTP/2, resets the stream.
 	Reset Kind = "reset"
-	// SlowBody makes the call and delivers the body of its response at Rate bytes per second, in up to 10 pieces
-	// per second. Func waits for Delay after a success.
+	// SlowBody makes the call and delivers the body of its response at Rate bytes per second, in up to 10
+	// pieces per second. Func waits for Delay after a successful call.
 	SlowBody Kind = "slow_body"
 )
 
@@ -39,29 +39,30 @@ var kinds = []Kind{Latency, Fail, Status, Hang, Refuse, Reset, SlowBody}
 type Plan struct {
 	Kind Kind // required
 
-	// At is the time from New or the last Update to the start of the plan.
+	// At is the time at which the plan starts, counted from New or from the last Update.
 	At time.Duration
 	// For is the duration of the plan. Zero means that the plan does not end.
 	For time.Duration
-	// Share, in (0, 1], is the share of the calls that the plan applies to, chosen at random. Except for Latency,
-	// calls that an earlier plan ends are not counted. Zero means 1.
+	// Share, in (0, 1], is the probability that the plan applies to a call. A plan that is not a Latency
+	// considers only the calls that no earlier plan ends. Zero means 1.
 	Share float64
 	// Count is the maximum number of calls that the plan applies to. Zero means no limit.
 	Count int
 
-	// Delay and Spread are the minimum delay of a Latency and the most that chance adds to it. Delay is also the
-	// delay of a SlowBody in Func.
+	// Delay is the minimum delay of a Latency, and Spread is the maximum random time that is added to it.
+	// Delay is also the time that Func waits for a SlowBody.
 	Delay, Spread time.Duration
 	// Err is the error of a Fail. Nil means ErrInjected.
 	Err error
 	// Status, in [200, 599], is the HTTP status of a Status, and of a Fail in Handler. Zero means 503.
 	Status int
-	// RetryAfter is the time after which the client may retry, for a Status and for a Fail in Handler. HTTP rounds
-	// it up to whole seconds. Zero means none.
+	// RetryAfter is the time after which the client may retry, for a Status and for a Fail in Handler. In an
+	// HTTP response, it is rounded up to whole seconds. Zero means that the response has no Retry-After.
 	RetryAfter time.Duration
-	// Bytes is the number of bytes of the body that are delivered before a Reset. Zero means only the headers.
+	// Bytes is the number of bytes of the body that a Reset delivers before it breaks the connection. Zero
+	// means that only the header is delivered.
 	Bytes int64
-	// Rate is the number of bytes per second of a SlowBody. Zero means 1000.
+	// Rate is the number of bytes per second that a SlowBody delivers. Zero means 1000.
 	Rate int
 }
 
@@ -71,10 +72,10 @@ func (p *Plan) status() int { return cmp.Or(p.Status, 503) }
 // rate returns the bytes per second of the plan.
 func (p *Plan) rate() int { return cmp.Or(p.Rate, 1000) }
 
-// ErrInjected is the error of a Fail without an Err.
+// ErrInjected is the error of a Fail plan that has no Err.
 var ErrInjected = errors.New("faults: injected failure")
 
-// A statusError is the error that Func returns for a Status.
+// A statusError is the error that Func returns for a Status plan.
 type statusError struct {
 	code  int
 	after time.Duration

@@ -14,22 +14,22 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A Script decides which faults calls have. It is safe for concurrent use.
+// A Script decides which faults each call gets. Create it with [New]. It is safe for concurrent use.
 type Script struct {
-	setting settings.Setting[Config] // its lock is taken before mu
+	setting settings.Setting[Config] // setting's lock is acquired before mu
 
 	mu       sync.Mutex
 	cfg      *Config
 	calls    int64
 	begun    time.Time
-	progress []progress // of each plan
+	progress []progress // by plan, its progress
 	injected map[Kind]int64
 }
 
-// A progress is the state of one plan.
+// A progress is the state of one plan since the script began.
 type progress struct {
-	applied int64      // calls that the plan has applied to
-	rand    *rand.Rand // separate for each plan: other plans do not change its decisions
+	applied int64      // number of calls that the plan has applied to
+	rand    *rand.Rand // separate for each plan, so other plans do not affect its decisions
 }
 
 // New returns a Script. It panics if cfg is invalid.
@@ -40,8 +40,8 @@ func New(cfg Config) *Script {
 	return s
 }
 
-// begin applies cfg and resets times, counts and random decisions. Calls in flight continue with the previous
-// plans.
+// begin starts the script with cfg. It resets the plans' times, counts and random decisions. Calls in flight
+// continue with the previous plans.
 func (s *Script) begin(cfg *Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,9 +56,9 @@ func (s *Script) begin(cfg *Config) {
 // Config returns a copy of the configuration.
 func (s *Script) Config() Config { return s.setting.Config() }
 
-// Update calls change, which must not use s, with the configuration, and applies the result: the plans start from
-// the beginning, but Stats continue. Calls in flight end by the previous plans. If the result is invalid or has
-// another Name, Update changes nothing and returns an error.
+// Update calls change with the configuration and applies the result. change must not call methods of s. All
+// plans start again, at time 0, but the counts of Stats are not reset. Calls in flight continue with the
+// previous plans. If the result is invalid or has another Name, Update changes nothing and returns an error.
 func (s *Script) Update(change func(*Config)) error {
 	return s.setting.Update(change, sameName, s.begin)
 }
@@ -69,7 +69,7 @@ func (s *Script) change(dryRun bool, f func(cfg any) error) error {
 
 func sameName(was, next *Config) error { return invalid.Renamed("faults.Config", was.Name, next.Name) }
 
-// Stats are the statistics of a [Script] since New.
+// Stats holds the statistics of a [Script] since New.
 type Stats struct {
 	Calls    int64          `counter:"calls"`            // all calls, including those while the script was off
 	Injected map[Kind]int64 `counter:"injected{kind=*}"` // calls that plans of each kind applied to
@@ -93,7 +93,8 @@ func (s *Script) Describe() policy.Description {
 	}
 }
 
-// metrics returns the metrics of the statistics, including the kinds of faults that no call has had.
+// metrics returns the statistics as metrics. It includes the kinds of faults that no call has had, with the
+// value 0.
 func (s *Script) metrics() []policy.Metric {
 	stats := s.Stats()
 	for _, kind := range kinds {
@@ -104,13 +105,13 @@ func (s *Script) metrics() []policy.Metric {
 
 var _ policy.Describer = (*Script)(nil)
 
-// A fault is the fault of one call.
+// A fault describes the faults of one call.
 type fault struct {
-	delay time.Duration // before the call
+	delay time.Duration // the delay before the call
 	plan  *Plan         // decides how the call ends; nil if it ends normally
 }
 
-// next counts a call and returns its fault.
+// next counts a call and returns the fault that the script chooses for it.
 func (s *Script) next() (f fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +136,7 @@ func (s *Script) next() (f fault) {
 	return f
 }
 
-// applies reports whether the plan applies to a call at the time now since the start of the script.
+// applies reports whether the plan applies to a call. now is the time since the script began.
 func (p *Plan) applies(done *progress, now time.Duration) bool {
 	switch {
 	case now < p.At, p.For > 0 && now-p.At >= p.For:
@@ -146,7 +147,7 @@ func (p *Plan) applies(done *progress, now time.Duration) bool {
 	return p.Share == 0 || p.Share == 1 || done.rand.Float64() < p.Share
 }
 
-// latency returns the delay of a call to which a Latency plan applies.
+// latency returns the delay that a Latency plan adds to a call.
 func (p *Plan) latency(done *progress) time.Duration {
 	if p.Spread == 0 {
 		return p.Delay
@@ -156,7 +157,7 @@ func (p *Plan) latency(done *progress) time.Duration {
 
 const longest = time.Duration(1<<63 - 1)
 
-// sum returns a+b, neither of which is negative, or longest.
+// sum returns a+b, or longest if a+b overflows. a and b must not be negative.
 func sum(a, b time.Duration) time.Duration {
 	if a > longest-b {
 		return longest
@@ -164,9 +165,9 @@ func sum(a, b time.Duration) time.Duration {
 	return a + b
 }
 
-// wait waits for d or until ctx is done. If both happen at the same instant, ctx counts as done, which makes tests
-// in a bubble of testing/synctest deterministic. The ctx of a resiliencehttp.Transport may be canceled only after
-// its Deadline.
+// wait waits for d or until ctx is done. If d ends exactly at ctx's deadline, ctx counts as done, so tests in
+// a bubble of testing/synctest are deterministic. In that case, wait gives ctx up to 1ms to become done,
+// because the ctx of a resiliencehttp.Transport may be canceled slightly after its deadline.
 func wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// Transport returns an http.RoundTripper that sends requests through base with the faults of a script. A nil base
-// means http.DefaultTransport. Reset and SlowBody do not change a response that switches protocols.
+// Transport returns an http.RoundTripper that sends requests through base and injects the faults of a script.
+// A nil base means http.DefaultTransport. Reset and SlowBody have no effect on a response with status 101
+// Switching Protocols.
 func Transport(s *Script, base http.RoundTripper) http.RoundTripper {
 	return &transport{s, cmp.Or[http.RoundTripper](base, http.DefaultTransport)}
 }
@@ -51,14 +52,16 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// CloseIdleConnections closes the idle connections of base. http.Client.CloseIdleConnections calls it.
+// CloseIdleConnections closes the idle connections of base. [http.Client.CloseIdleConnections] calls this
+// method.
 func (t *transport) CloseIdleConnections() {
 	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		b.CloseIdleConnections()
 	}
 }
 
-// closeBody closes the body of a request that is not sent, as every RoundTripper must.
+// closeBody closes the body of a request that is not sent. Every RoundTripper must close the body of its
+// request.
 func closeBody(req *http.Request) {
 	if req.Body != nil {
 		_ = req.Body.Close()
@@ -99,7 +102,7 @@ func (p *Plan) header() http.Header {
 	return h
 }
 
-// text returns the body of a Status response. Some statuses must not have one.
+// text returns the body of a Status response. It is empty for statuses that must not have a body.
 func (p *Plan) text() string {
 	switch p.status() {
 	case http.StatusNoContent, http.StatusNotModified:
@@ -109,7 +112,7 @@ func (p *Plan) text() string {
 	}
 }
 
-// body returns the body of a response with the fault of a Reset or SlowBody plan.
+// body returns body, the body of a response, with the fault of a Reset or SlowBody plan.
 func (p *Plan) body(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 	if p.Kind == Reset {
 		return &resetBody{body, p.Bytes}
@@ -117,7 +120,7 @@ func (p *Plan) body(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 	return &slowBody{ctx, body, p.rate()}
 }
 
-// A resetBody fails after left bytes, or at its end.
+// A resetBody is a body whose Read fails after left more bytes, or at the end of the body.
 type resetBody struct {
 	io.ReadCloser
 	left int64
@@ -135,7 +138,7 @@ func (b *resetBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A slowBody delivers rate bytes per second.
+// A slowBody is a body that delivers rate bytes per second.
 type slowBody struct {
 	ctx context.Context
 	io.ReadCloser
@@ -150,11 +153,11 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// piece returns the number of bytes that are delivered together: 10 pieces per second, or single bytes if the rate
-// is lower.
+// piece returns the number of bytes that are delivered together. At rates below 10 bytes per second, bytes
+// are delivered one by one. At higher rates, there are about 10 pieces per second.
 func piece(rate int) int { return max(1, rate/10) }
 
-// timeFor returns the time that n bytes take at a rate.
+// timeFor returns the time that n bytes take at rate bytes per second.
 func timeFor(n, rate int) time.Duration {
 	return time.Duration(n) * time.Second / time.Duration(rate)
 }
