@@ -37,7 +37,7 @@ const (
 	noConnRequested stage = iota // net/http has not requested a connection
 	waiting                      // the attempt waits for a free connection, or for a free stream on a connection
 	dialing                      // a connection is being established
-	connected                    // the attempt has a connection; over HTTP/2, it also has a stream
+	connected                    // the attempt has a connection and does not wait for a stream
 	written                      // the whole request has been written
 )
 
