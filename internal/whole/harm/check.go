@@ -5,19 +5,19 @@ import (
 	"testing"
 )
 
-// An Outcome has the measurements of all clients in a cell of a row, and the verdict on NewClient.
+// An Outcome holds the measurements of all clients in a cell of a row, and the verdict on NewClient.
 type Outcome struct {
 	Row      *Row
 	Cell     Cell
-	Clients  map[string]*Measurement // by the name of the client
+	Clients  map[string]*Measurement // by name of the client
 	Verdict  Verdict
 	Failures string // the rules that NewClient did not meet
-	Package  string // the package that RedRows has for the cell; empty if it is not listed
+	Package  string // the Package of the cell's line in RedRows; empty if there is no line
 }
 
-// Compare runs the row in cell with NewClient and with the others to which the row compares it, or with all others
-// if all is set. It reports an error if NewClient failed and [RedRows] does not list the cell, or if it lists the cell
-// and NewClient did not fail.
+// Compare runs the row in cell with NewClient and with the other clients, and judges NewClient. Without all,
+// it runs the other clients only if the row's rules need them. Compare reports an error if NewClient failed
+// and [RedRows] does not list the cell, or if RedRows lists the cell and NewClient did not fail.
 func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outcome {
 	t.Helper()
 	clients := map[string]*Measurement{}
@@ -30,7 +30,7 @@ func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outco
 	o := Outcome{Row: r, Cell: cell, Clients: clients}
 	o.Verdict, o.Failures = r.Judge(cell, mine, clients)
 
-	ours := maps.Clone(clients) // without the peers
+	ours := maps.Clone(clients) // the clients without failsafe-go and go-retryablehttp
 	delete(ours, Failsafe)
 	delete(ours, RetryableHTTP)
 	verdict, failures := r.Judge(cell, mine, ours)
@@ -45,7 +45,7 @@ func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outco
 	return o
 }
 
-// check reports an error if the verdict is not the listed one.
+// check reports an error if the verdict contradicts RedRows.
 func (r *Row) check(t *testing.T, cell Cell, v Verdict, failures string, besidePeers bool) {
 	t.Helper()
 	listed := redRow(RedRows, r, cell, besidePeers)

@@ -10,7 +10,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Client is a kind of client that the rows are run with.
+// A Client is a kind of client with which the rows are run.
 type Client struct {
 	Name string
 
@@ -18,11 +18,11 @@ type Client struct {
 	New func(base *http.Transport, cfg Config) *http.Client
 }
 
-// A Config has the settings of NewClient that a row changes.
+// A Config holds the settings of NewClient that a row changes.
 type Config struct {
-	HeaderTimeout time.Duration // the limit of time for the response's headers; zero means the default
-	HedgeAfter    time.Duration // hedge after this time; zero means no hedging
-	Slots         int           // of the bulkhead; zero means the default
+	HeaderTimeout time.Duration // the ResponseHeaderTimeout; zero means the default
+	HedgeAfter    time.Duration // the delay after which requests are hedged; zero means no hedging
+	Slots         int           // the number of slots of the bulkhead; zero means the default
 }
 
 // Plain is the client of net/http.
@@ -30,7 +30,7 @@ var Plain = Client{"plain", func(base *http.Transport, _ Config) *http.Client {
 	return &http.Client{Transport: base}
 }}
 
-// Retries has this module's retries and no other policy.
+// Retries is a client with this module's retries and no other policy.
 var Retries = Client{"retries", func(base *http.Transport, _ Config) *http.Client {
 	return &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retry.New(retry.Config{}).Wrap}}
 }}
@@ -40,7 +40,7 @@ var NewClient = Client{"NewClient", func(base *http.Transport, cfg Config) *http
 	return newClient(base, cfg, resiliencehttp.ClientConfig{})
 }}
 
-// newClient returns a client with the policies of c, and the defaults for the others.
+// newClient returns a client with the policies of c, and with default policies where c has none.
 func newClient(base http.RoundTripper, cfg Config, c resiliencehttp.ClientConfig) *http.Client {
 	c.Base = base
 	c.ResponseHeaderTimeout = cfg.HeaderTimeout

@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// A Verdict is the result of the rules for NewClient in a cell of a row.
+// A Verdict is the result of applying the rules to NewClient in a cell of a row.
 type Verdict int
 
-// Close means that NewClient met the rules by less than their margin. Chance decides between Close and Red, so a
-// row that is listed as red may be Close, and so may a row that is not.
+// Red means that NewClient did not meet a rule. Close means that NewClient met all rules, but at least one of
+// them by less than its margin. Random differences between runs decide between Close and Red, so a row may be
+// Close whether or not RedRows lists it.
 const (
 	Red Verdict = iota
 	Close
@@ -21,20 +22,22 @@ func (v Verdict) String() string { return [...]string{"red", "close", "green"}[v
 
 // A check is a rule that was applied.
 type check struct {
-	by     float64 // by how much the rule is met; negative if it is not
-	margin float64 // the least by for Green
-	format string  // of the failure
+	by     float64 // the distance to the rule's limit; negative if the rule is not met
+	margin float64 // the smallest by for the verdict Green
+	format string  // the text that describes the failure; with args
 	args   []any
 }
 
-// noticed is the longest time in which NewClient notices that a server is silent: its limit of time for headers.
+// noticed is the maximum time until NewClient notices that a server does not answer. It equals the default
+// ResponseHeaderTimeout.
 const noticed = 10 * time.Second
 
-// leastSilence is the shortest silence until a caller's deadline that counts against a connection.
+// leastSilence is the minimum time without data before a caller's deadline after which a Transport abandons a
+// connection. It equals silentFor of package resiliencehttp.
 const leastSilence = 900 * time.Millisecond
 
-// Judge applies the rules of the row. others has the measurements of the other clients by name, with that of
-// plain. It returns the verdict, and the rules that were not met.
+// Judge applies the rules of the row to mine, NewClient's measurement. others holds the measurements of the
+// other clients by name. Judge returns the verdict and describes the rules that were not met.
 func (r *Row) Judge(cell Cell, mine *Measurement, others map[string]*Measurement) (Verdict, string) {
 	verdict := Green
 	var failures []string
@@ -86,15 +89,16 @@ func (r *Row) checks(cell Cell, mine *Measurement, others map[string]*Measuremen
 	return all
 }
 
-// load is rule B. The budget of each host allows a fifth of the calls, and 10 a second; it starts with the
-// retries of ten seconds.
+// load applies rule B. For each host, the retry budget allows retries for 20% of the calls, plus 10 retries
+// per second. It is initially filled with the retries of 10 seconds.
 func (r *Row) load(mine *Measurement) check {
 	asked := float64(max(1, mine.Asked))
 	allowed := 1.2*asked + 10*max(1, r.Must.Hosts)*(mine.Seconds+10*float64(mine.Runs))
 	return check{(allowed - float64(mine.Sent)) / asked, 0.01, "sends %.2f per call", []any{mine.SentPerCall()}}
 }
 
-// best returns the largest share that a client answered to which NewClient is compared.
+// best returns the largest share of calls that any client answered with which NewClient is compared, and that
+// client's name.
 func (r *Row) best(others map[string]*Measurement) (name string, share float64) {
 	for _, n := range []string{Plain.Name, Retries.Name, Failsafe, RetryableHTTP} {
 		m := others[n]
@@ -108,14 +112,15 @@ func (r *Row) best(others map[string]*Measurement) (name string, share float64) 
 	return name, share
 }
 
-// Names of the peers, which internal/benchmarks runs.
+// Names of the clients from other projects, which internal/benchmarks runs.
 const (
 	Failsafe      = "failsafe"
 	RetryableHTTP = "retryablehttp"
 )
 
-// patientPeers reports whether NewClient is compared to go-retryablehttp, which waits 1, 2, 4 and 8 seconds between
-// its attempts: where waiting is no use, or the faults are short.
+// patientPeers reports whether NewClient is compared with go-retryablehttp, which waits 1, 2, 4 and 8 seconds
+// between its attempts. This is the case only for rows in which waiting does not help, or in which the faults
+// are short.
 func (r *Row) patientPeers() bool {
 	n, _, _ := strings.Cut(r.ID, "/")
 	return n == "2" || n == "5" || n == "14"

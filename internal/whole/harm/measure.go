@@ -5,22 +5,24 @@ import (
 	"time"
 )
 
-// A Measurement has the results of a client in a cell of a row, summed over all seeds.
+// A Measurement holds the results of a client in a cell of a row, summed over all seeds.
 type Measurement struct {
-	Asked    int // all calls
-	Counted  int // the calls whose answers count
-	Answered int // the counted calls that were answered within the caller's patience
-	Refused  int // the counted calls that a policy refused
-	Sent     int // the requests that reached the server, and the dials that were refused
+	Asked    int // number of all calls
+	Counted  int // number of calls whose answers count for the rules
+	Answered int // number of counted calls that were answered within the caller's patience
+	Refused  int // number of counted calls that a policy refused
+	Sent     int // number of requests that reached the server, plus number of refused dials
 
-	AskedInFault, SentInFault int     // those during the fault; all if it does not end
-	Recovering                int     // the counted calls that started within the row's recovery time
-	Seconds                   float64 // in which requests may have been sent, of all seeds
+	AskedInFault, SentInFault int     // Asked and Sent during the fault, or in total if the fault does not end
+	Recovering                int     // number of counted calls that started within the row's recovery time
+	Seconds                   float64 // time in which requests may have been sent, summed over all seeds
 	Runs                      int
-	Back                      time.Duration // from the end of the fault until 99% are answered again; of the slowest seed
+	// Back is the time from the end of the fault until 99% of calls are answered again; see backAfter. It is
+	// the maximum over all seeds.
+	Back time.Duration
 
-	took []time.Duration // of the answered calls, sorted
-	lost time.Duration   // the patience of the others
+	took []time.Duration // the times that answered calls took, sorted
+	lost time.Duration   // the patience of callers whose call was not answered
 }
 
 // add adds the results of a run.
@@ -62,7 +64,8 @@ func (m *Measurement) add(w *World) {
 	}
 }
 
-// backAfter returns the time from end until 99% of the counted calls that start within any second are answered.
+// backAfter returns the time from end, the end of the fault, until the client has recovered. From then on,
+// 99% of the counted calls that start within any period of one second are answered.
 func backAfter(results []result, end time.Duration) (back time.Duration) {
 	var counted []result
 	for _, r := range results {
@@ -95,7 +98,7 @@ func backAfter(results []result, end time.Duration) (back time.Duration) {
 // Share returns the share of the counted calls that were answered.
 func (m *Measurement) Share() float64 { return float64(m.Answered) / float64(max(1, m.Counted)) }
 
-// P50 and P99 are the times of the answered calls.
+// P50 and P99 return the 50th and 99th percentiles of the time that answered calls took.
 func (m *Measurement) P50() time.Duration { return m.quantile(0.5) }
 func (m *Measurement) P99() time.Duration { return m.quantile(0.99) }
 
@@ -106,10 +109,11 @@ func (m *Measurement) quantile(q float64) time.Duration {
 	return m.took[int(q*float64(len(m.took)))]
 }
 
-// SentPerCall returns the number of requests for each call.
+// SentPerCall returns the average number of requests for each call.
 func (m *Measurement) SentPerCall() float64 { return float64(m.Sent) / float64(max(1, m.Asked)) }
 
-// P99OfAll returns the 99th percentile of all counted calls. A lost call takes its caller's patience.
+// P99OfAll returns the 99th percentile of the time of all counted calls. The time of a call that was not
+// answered is its caller's patience.
 func (m *Measurement) P99OfAll() time.Duration {
 	if n := int(0.99 * float64(m.Counted)); n < m.Answered {
 		return m.took[n]

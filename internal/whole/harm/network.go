@@ -14,20 +14,20 @@ import (
 // dialTimeout is the dial timeout of http.DefaultTransport.
 const dialTimeout = 30 * time.Second
 
-// synRetries are the times after the start of a dial at which Linux sends SYN. A dial whose SYNs were lost
-// connects only at one of them.
+// synRetries are the times, since the start of a dial, at which Linux sends a SYN. If the network drops the
+// first SYNs and then recovers, the dial succeeds only at the next of these times.
 var synRetries = []time.Duration{0, time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}
 
-// A Network is the network of one run, in memory. It is also the listener of the run's server.
+// A Network is the in-memory network of one run. The run's server listens on it.
 type Network struct {
 	accept chan net.Conn
 	closed chan struct{}
 	close  sync.Once
 
 	mu      sync.Mutex
-	conns   []*conn         // the server's ends
-	refused map[string]bool // the hosts that refuse connections; "" is every host
-	hole    bool            // dials hang
+	conns   []*conn         // the server's ends of the connections
+	refused map[string]bool // the hosts that refuse connections; "" means every host
+	hole    bool            // whether dials hang
 	refusal func()          // called for each refused dial
 }
 
@@ -40,7 +40,7 @@ func newNetwork(refusal func()) *Network {
 	}
 }
 
-// Refuse makes host refuse connections, or every host if host is empty. Existing connections stay.
+// Refuse makes host refuse new connections, or every host if host is empty. Existing connections stay open.
 func (n *Network) Refuse(host string) { n.setRefused(host, true) }
 
 // Accept reverts Refuse.
@@ -72,14 +72,14 @@ func (n *Network) DropOld() {
 	}
 }
 
-// DropDials makes dials hang while drop is set.
+// DropDials makes dials hang if drop is true, and ends that if drop is false.
 func (n *Network) DropDials(drop bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hole = drop
 }
 
-// dial connects to the server. It is a DialContext of http.Transport.
+// dial connects to the server. It is the DialContext of the base transport.
 func (n *Network) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -100,7 +100,8 @@ func (n *Network) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 }
 
-// connect returns a connection or an error, or neither if the network drops the SYN.
+// connect handles one SYN of a dial to host. It returns a connection or an error, or nil and nil if the
+// network drops the SYN.
 func (n *Network) connect(host string) (net.Conn, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,7 +119,7 @@ func (n *Network) connect(host string) (net.Conn, error) {
 	return &conn{in: down, out: up, dropping: dropping, dialed: now}, nil
 }
 
-// A listener adapts a Network to net.Listener, whose Accept has another meaning.
+// A listener adapts a Network to net.Listener, because Network's own method Accept does something else.
 type listener struct{ *Network }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -183,9 +184,9 @@ type pipe struct {
 	mu       sync.Mutex
 	changed  *sync.Cond
 	buffer   []byte
-	err      error // returned by read once buffer is empty
+	err      error // read returns err once buffer is empty
 	deadline time.Time
-	timer    *time.Timer // of deadline
+	timer    *time.Timer // wakes the reader at deadline
 }
 
 func newPipe() *pipe {
@@ -225,7 +226,8 @@ func (p *pipe) write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// close makes read return err, after the buffered bytes unless discard is set.
+// close makes read return err after it has returned the buffered bytes. If discard is set, the buffered bytes
+// are discarded.
 func (p *pipe) close(err error, discard bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

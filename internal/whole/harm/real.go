@@ -17,12 +17,13 @@ import (
 // realCalls is the number of calls in a row on real addresses.
 const realCalls = 5
 
-// realDialTimeout is how long a dial takes at most in a row on real addresses. net.Dialer gives the first of two
-// addresses half of it, but at least two seconds.
+// realDialTimeout is the dial timeout in a row on real addresses. If a host has two addresses, net.Dialer
+// tries the first one for half of this time, but for at least 2 seconds.
 const realDialTimeout = 4 * time.Second
 
-// runReal runs a row whose server listens on 127.0.0.1, and whose name also has the address 127.0.0.2, which comes
-// first. Each call dials. No limit of time is short enough for a slow machine to matter.
+// runReal runs a row on real addresses. The server listens on 127.0.0.1, but its host name resolves first to
+// 127.0.0.2, where dials hang or are refused, and then to 127.0.0.1. Each call dials. All timeouts are long,
+// so a slow machine does not change the result.
 func (w *World) runReal(t *testing.T, c Client) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -39,7 +40,7 @@ func (w *World) runReal(t *testing.T, c Client) {
 	server := &http.Server{Handler: http.HandlerFunc(w.serve)}
 	go func() { _ = server.Serve(l) }()
 	defer func() { _ = server.Close() }()
-	var tried atomic.Int64 // dials of the bad address
+	var tried atomic.Int64 // number of dials of 127.0.0.2
 	dialer := &net.Dialer{
 		Timeout:  realDialTimeout,
 		Resolver: &net.Resolver{PreferGo: true, Dial: dialNameServer},
@@ -67,7 +68,8 @@ func (w *World) runReal(t *testing.T, c Client) {
 	}
 }
 
-// openHole makes addr drop each SYN: its listener accepts nothing, and its backlog is full.
+// openHole makes dials of addr hang. It opens a listener on addr that accepts no connections and whose
+// backlog is full, so Linux drops each further SYN.
 func openHole(addr *syscall.SockaddrInet4) (closeHole func(), err error) {
 	const connections = 8 // more than the smallest backlog holds
 	var fds []int
@@ -101,7 +103,7 @@ func dialNameServer(context.Context, string, string) (net.Conn, error) {
 	client, server := net.Pipe()
 	go func() {
 		defer func() { _ = server.Close() }()
-		query := make([]byte, 2+512) // over a stream, each message follows its length
+		query := make([]byte, 2+512) // over a stream connection, each DNS message follows its 2-byte length
 		for {
 			n, err := server.Read(query)
 			if err != nil || n < 2+12 {
@@ -115,9 +117,9 @@ func dialNameServer(context.Context, string, string) (net.Conn, error) {
 	return client, nil
 }
 
-// answerName returns the reply to a query of one name, with the length in front.
+// answerName returns the DNS reply to a query of one name, with its length in front.
 func answerName(query []byte) []byte {
-	end := 12 // of the question
+	end := 12 // end of the question
 	for query[end] != 0 {
 		end += 1 + int(query[end])
 	}

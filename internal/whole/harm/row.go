@@ -6,62 +6,69 @@ import (
 	"time"
 )
 
-// A Row is one variant of a row of the table: a trouble, and the results that NewClient must achieve.
+// A Row is one variant of a row of the table: a fault, and the results that NewClient must achieve.
 type Row struct {
 	ID   string // the row's number in the table, a slash, and the variant: "5/h2 blue-green"
-	Name string // the trouble, for the table
+	Name string // the description of the fault, for the table
 
-	HTTP2    bool // HTTP/2 rather than HTTP/1.1
-	Streams  bool // a call is complete when its stream has ended as the server meant it to
-	Stubborn bool // the server completes requests whose client has canceled
-	Workers  int  // how many requests the server handles concurrently; zero means any number
+	HTTP2    bool // use HTTP/2 instead of HTTP/1.1
+	Streams  bool // responses are streams; a call is answered only if the whole stream arrives
+	Stubborn bool // the server completes a request even if its client has canceled
+	Workers  int  // the number of requests that the server handles concurrently; zero means no limit
 
-	Rate     float64         // the arrivals per second in go test; zero means that only the script calls
-	Rates    []float64       // the arrivals per second in make harm; nil means Rate
-	Patience time.Duration   // the time that callers wait in go test; zero means without limit
-	Waits    []time.Duration // the patience in make harm; nil means Patience
-	Cancels  bool            // callers cancel after their patience and give no deadline
-	Poisson  bool            // arrivals are random rather than evenly spaced
+	Rate     float64         // the calls per second in go test; zero means that only Script starts calls
+	Rates    []float64       // the rates that make harm runs; nil means Rate
+	Patience time.Duration   // the time that callers wait for an answer in go test; zero means no limit
+	Waits    []time.Duration // the values of Patience that make harm runs; nil means Patience
+	Cancels  bool            // callers cancel after Patience instead of setting a deadline
+	Poisson  bool            // calls start at random times instead of evenly spaced times
 
-	Length   time.Duration // how long calls arrive
-	MinCalls int           // calls arrive for longer than Length until there are as many
+	Length   time.Duration // the time during which calls start
+	MinCalls int           // if Length is too short for MinCalls calls, calls start for longer
 	Fault    time.Duration // the start of the fault
-	FaultEnd time.Duration // the end of the fault; zero means that the fault lasts
-	Recovery time.Duration // the time after FaultEnd in which arrivals need not be answered
+	FaultEnd time.Duration // the end of the fault; zero means that the fault does not end
+	Recovery time.Duration // the time after FaultEnd in which calls may start that need not be answered
 
 	Server Handler
 	Script []Event
 	Call   func(n int) Call // the nth call, from 0; nil means Call{}
-	Config Config           // the settings of NewClient that are not defaults
-	Tuned  Tuning           // the settings of every client's base transport that are not defaults
+	Config Config           // the settings of NewClient that differ from the defaults
+	Tuned  Tuning           // the settings of all clients' base transports that differ from the defaults
 
 	Must Must
 	Long bool // only make harm runs the row
-	Real bool // the row runs on real addresses, in real time; see runReal
+	Real bool // the row runs on real IP addresses and in real time; see runReal
 }
 
-// A Must is the rules of a row. The zero Must is rules A and B of the package.
+// A Must specifies the rules of a row. The zero Must means rules A and B, which the package comment defines.
 type Must struct {
-	LoadOnly  bool    // rule A does not apply
-	SendFewer float64 // from this rate on, fewer requests must be sent than calls are made; during the fault if it ends
-	Goodput   float64 // the share of Capacity that must be answered, instead of rule A
-	Capacity  float64 // calls per second
-	MaxLost   float64 // the largest share of calls that may be lost; zero means any
+	LoadOnly bool // rule A does not apply
+	// SendFewer is the rate, in calls per second, from which on NewClient must send fewer requests than there
+	// are calls. If the fault ends, only the time of the fault counts. Zero means that the rule does not
+	// apply.
+	SendFewer float64
+	Goodput   float64 // the share of Capacity that must be answered; replaces rule A
+	Capacity  float64 // the number of calls per second that the server can answer
+	MaxLost   float64 // the largest share of calls that may go unanswered; zero means no limit
 	NoRefusal bool    // no call may be refused by a policy
-	Returns   bool    // 99% must be answered once Recovery and the time to notice silence have passed
-	P99       float64 // the largest p99, as a multiple of plain's; zero means any
-	Hosts     float64 // the number of hosts, each with its own budget; zero means 1
-	Lost      bool    // no client can meet the rules for callers of 300ms: the queue is in the server
+	// Returns means that after the fault, 99% of calls must be answered again. This must be the case once
+	// Recovery has passed, and the time in which NewClient notices that a server no longer responds.
+	Returns bool
+	P99     float64 // the largest 99th percentile of latency, relative to plain's; zero means no limit
+	Hosts   float64 // the number of hosts, each with its own budget; zero means 1
+	// Lost means that no client can meet the rules if callers wait only 300ms, because requests queue in the
+	// server.
+	Lost bool
 }
 
-// A Tuning changes the base transport.
+// A Tuning changes the settings of the base transport.
 type Tuning struct {
 	MaxConnsPerHost int
 }
 
 // An Event is a line of a row's script.
 type Event struct {
-	At time.Duration // since the start of the run
+	At time.Duration // the time since the start of the run
 	Do func(w *World)
 }
 
@@ -89,17 +96,17 @@ type Call struct {
 	Host      string // empty means svc.test
 	Path      string // empty means /
 	Body      func() io.ReadCloser
-	Uncounted bool          // the answer does not count, though the requests do
-	Cancels   time.Duration // the caller cancels at a random time up to this; zero means never
+	Uncounted bool          // the call's answer does not count for the rules, but its requests do
+	Cancels   time.Duration // the caller cancels at a random time of up to Cancels; zero means never
 }
 
-// A Cell is a rate and a patience at which a row runs.
+// A Cell is a rate of calls and a patience of callers with which a row runs.
 type Cell struct {
 	Rate     float64
 	Patience time.Duration
 }
 
-// String returns the cell as the list of red rows has it: "20/s 1s".
+// String returns the cell in the form that RedRow.Cells matches, such as "20/s 1s".
 func (c Cell) String() string {
 	s := fmt.Sprintf("%.4g/s", c.Rate)
 	if c.Patience > 0 {

@@ -18,10 +18,10 @@ var (
 	allWaits = []time.Duration{300 * ms, s, 10 * s}
 )
 
-// slots is the number of slots of NewClient.
+// slots is the number of slots of NewClient's default bulkhead.
 const slots = 100
 
-// quick is how a server answers that has no trouble.
+// quick is the Handler of a server without a fault.
 var quick = Takes(20 * ms)
 
 // Rows returns all rows, in the order of the table.
@@ -49,8 +49,8 @@ func none() (rows []Row) {
 	return rows
 }
 
-// cut has 30 calls in flight, which take 100ms, when all connections are reset. Over HTTP/2 they share one
-// connection.
+// cut resets all connections while 30 calls are in flight, each of which takes 100ms. Over HTTP/2, these
+// calls share one connection.
 func cut() (rows []Row) {
 	for _, v := range []struct {
 		id, name string
@@ -155,7 +155,8 @@ func unavailable() (rows []Row) {
 	}{
 		{1, 15 * s, Must{}},
 		{20, 15 * s, Must{}},
-		// A rate needs 20 calls within the breaker's window. At half, chance decides when.
+		// The breaker computes a failure rate from 20 calls or more. At a failure rate near 50%, it opens at
+		// a random time.
 		{50, 30 * s, Must{LoadOnly: true, SendFewer: 20}},
 		{100, 15 * s, Must{SendFewer: 1}},
 	} {
@@ -165,8 +166,8 @@ func unavailable() (rows []Row) {
 			Server: Share(float64(v.percent)/100, Unavailable, Takes(50*ms)), Must: v.must,
 		})
 	}
-	// Only the budget limits the load here: the breaker stays closed, and the retries with which a budget starts do
-	// not suffice.
+	// Only the retry budget limits the load in this row: the breaker stays closed, and there are more retries
+	// than the budget initially holds.
 	return append(rows, Row{
 		ID: "8/30", Name: "30% of answers are 503, judged by load only", Rate: 200, Patience: 300 * ms, Length: 10 * s,
 		Server: During(0, s, quick, Share(0.3, Unavailable, quick)), Must: Must{LoadOnly: true},
@@ -211,7 +212,8 @@ func slowFew() []Row {
 	}
 }
 
-// overload takes a third of the callers' patience for each call, and at most a second.
+// overload returns rows with more load than the server can handle. Each call takes a third of the callers'
+// patience, but at most one second.
 func overload() (rows []Row) {
 	for _, v := range []struct {
 		how, callers string
@@ -222,7 +224,7 @@ func overload() (rows []Row) {
 				service := min(patience/3, s)
 				services := time.Duration(8)
 				if load < 2 {
-					services = 24 // the queue grows slowly
+					services = 24 // more time, because the queue grows slowly
 				}
 				capacity := slots / service.Seconds()
 				rows = append(rows, Row{
@@ -271,7 +273,8 @@ func goAway() (rows []Row) {
 	return rows
 }
 
-// streams are not run at 200 a second: they would be more than NewClient's slots.
+// streams returns rows whose responses are streams. They do not run at 200 calls per second, because there
+// would be more open streams than NewClient has slots.
 func streams() []Row {
 	whole := Stream{Every: 2500 * ms, Events: 3}
 	broken := Stream{Every: 2500 * ms, Events: 3, CutAt: 1}
@@ -288,7 +291,7 @@ func streams() []Row {
 		row("503", "20% of answers are 503", 20, Share(0.2, Unavailable, whole.Serve), Must{NoRefusal: true}),
 		row("cut-2%", "2% are cut", 20, Share(0.02, broken.Serve, whole.Serve), Must{}),
 		cutOnce,
-		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: 6}), // at one a second, too few are cut
+		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: 6}), // at 1 call per second, too few are cut
 	}
 }
 
@@ -357,7 +360,7 @@ func uploads() []Row {
 	}
 }
 
-// A slowBody is a request's body whose chunks take time.
+// A slowBody is a request body that is sent in chunks, one every interval.
 type slowBody struct {
 	left, chunk int
 	every       time.Duration
@@ -423,7 +426,7 @@ func manyHosts() []Row {
 	}
 }
 
-// protocol returns the protocol as it is in the IDs of rows, and in their names.
+// protocol returns the texts for the protocol in a row's ID and in its Name.
 func protocol(http2 bool) (id, over string) {
 	if http2 {
 		return "h2", ", HTTP/2"

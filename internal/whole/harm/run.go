@@ -26,33 +26,34 @@ type World struct {
 	seed    uint64
 	start   time.Time
 	client  *http.Client
-	workers chan struct{} // holds an element for each busy worker; nil means any number of workers
+	workers chan struct{} // holds an element for each busy worker; nil means no limit
 	calls   sync.WaitGroup
-	arrived time.Duration // when the last call had started
+	arrived time.Duration // time at which the last call started
 
 	mu       sync.Mutex
-	random   *rand.Rand // of the callers
+	random   *rand.Rand // random numbers of the callers
 	attempts map[int]int
-	sent     []time.Duration // when each request reached the server or was refused a connection
-	results  []result        // by the number of the call
+	sent     []time.Duration // times at which requests reached the server or dials were refused
+	results  []result        // by number of the call
 }
 
-// A result is how a call ended.
+// A result is the result of a call.
 type result struct {
-	at       time.Duration // when the call started
+	at       time.Duration // time at which the call started
 	took     time.Duration
 	answered bool
-	refused  bool // by a policy of the client
+	refused  bool // whether a policy of the client refused the call
 	counted  bool
 }
 
 // Now returns the time since the start of the run.
 func (w *World) Now() time.Duration { return time.Since(w.start) }
 
-// Seeds are the seeds of each row.
+// Seeds are the seeds with which each row runs.
 var Seeds = []uint64{1, 2, 3}
 
-// Run runs the row in cell with c, once for each seed, in virtual time, and returns the sum.
+// Run runs the row in cell with c, once for each seed, in virtual time. It returns the sum of the results. A
+// Real row runs only once, in real time.
 func Run(t *testing.T, r *Row, cell Cell, c Client, seeds ...uint64) *Measurement {
 	sum := new(Measurement)
 	if r.Real {
@@ -75,7 +76,7 @@ func newWorld(r *Row, cell Cell, seed uint64) *World {
 	}
 }
 
-// run runs the row in a bubble.
+// run runs the row in virtual time, in a bubble of testing/synctest.
 func (w *World) run(c Client) {
 	w.start = time.Now()
 	w.Net = newNetwork(w.refusedDial)
@@ -98,10 +99,10 @@ func (w *World) run(c Client) {
 	_ = server.Close()
 	w.Net.Cut()
 	base.CloseIdleConnections()
-	time.Sleep(2 * time.Minute) // for goroutines that end with a timer
+	time.Sleep(2 * time.Minute) // until the goroutines that wait for a timer have ended
 }
 
-// base returns the base transport of every client, but for its DialContext.
+// base returns the base transport of every client, without its DialContext.
 func (w *World) base() *http.Transport {
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.Proxy, base.ForceAttemptHTTP2, base.Protocols = nil, false, w.protocols()
@@ -130,7 +131,8 @@ func (w *World) play() {
 	}
 }
 
-// arrive starts calls at the cell's rate for the length of the row. Evenly spaced calls start at a random phase.
+// arrive starts calls at the cell's rate for the length of the row. The first call starts at a random time
+// within the first interval between calls.
 func (w *World) arrive() {
 	if w.cell.Rate == 0 {
 		return
@@ -177,7 +179,8 @@ func (w *World) call(c Call) {
 	})
 }
 
-// callerCtx returns the ctx of a caller that cancels after cancelAfter, unless it is zero.
+// callerCtx returns the ctx of a caller. If cancelAfter is not zero, the caller cancels after cancelAfter.
+// Otherwise the ctx depends on the row and on the patience of the cell.
 func (w *World) callerCtx(cancelAfter time.Duration) (context.Context, context.CancelFunc) {
 	switch {
 	case cancelAfter > 0:

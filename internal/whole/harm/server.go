@@ -10,20 +10,21 @@ import (
 	"time"
 )
 
-// A Handler is the server of a row. It must return when r's ctx is done, unless the row's server is stubborn.
+// A Handler is the server of a row. It must return when r's ctx is done, unless the row is Stubborn.
 type Handler func(w *World, rw http.ResponseWriter, r *Request)
 
-// A Request is a request as the server receives it. The random numbers of a request depend on the seed, the
-// call and the attempt only. So all clients meet the same server, whatever the order of the goroutines.
+// A Request is a request as the server receives it. The random numbers of a request depend only on the seed,
+// the call and the attempt. Therefore the server behaves in the same way for all clients, in whatever order
+// goroutines run.
 type Request struct {
 	*http.Request
 	Call    int // the number of the caller's call, from 0
 	Attempt int // the number of this request among those of its call, from 0
-	Number  int // the number of this request among all, from 0
+	Number  int // the number of this request among all requests, from 0
 	random  *rand.Rand
 }
 
-// callHeader carries the number of the call. Every client copies it into each attempt.
+// callHeader is the header field with the number of the call. Every client copies it into each attempt.
 const callHeader = "Harm-Call"
 
 // serve counts a request, waits for a worker if the row has workers, and calls the row's Handler.
@@ -53,7 +54,8 @@ func (w *World) serve(rw http.ResponseWriter, hr *http.Request) {
 // Chance reports true with probability p.
 func (r *Request) Chance(p float64) bool { return r.random.Float64() < p }
 
-// DialedBefore reports whether the request's connection was dialed before the time at of the run.
+// DialedBefore reports whether the request's connection was dialed before at, a time since the start of the
+// run.
 func (r *Request) DialedBefore(w *World, at time.Duration) bool {
 	return r.Context().Value(connKey{}).(*conn).dialed.Sub(w.start) < at
 }
@@ -75,7 +77,7 @@ func During(start, end time.Duration, inner, outer Handler) Handler {
 	}
 }
 
-// Share serves a share p of the requests with some, and the others with others.
+// Share serves requests with some with probability p, and with others otherwise.
 func Share(p float64, some, others Handler) Handler {
 	return func(w *World, rw http.ResponseWriter, r *Request) {
 		if r.Chance(p) {
@@ -108,8 +110,8 @@ func EveryNth(n int, some, others Handler) Handler {
 	}
 }
 
-// OldConns serves the requests on connections that were dialed before the time before, from then on, with some,
-// and all others with others.
+// OldConns serves a request with some if it arrives after the time before, on a connection that was dialed
+// earlier than that. It serves all other requests with others.
 func OldConns(before time.Duration, some, others Handler) Handler {
 	return func(w *World, rw http.ResponseWriter, r *Request) {
 		if w.Now() >= before && r.DialedBefore(w, before) {
@@ -131,7 +133,7 @@ func Path(path string, some, others Handler) Handler {
 	}
 }
 
-// Takes answers after d. If the row's server is stubborn, it completes requests whose client has canceled.
+// Takes answers after d. If the row is Stubborn, it completes a request even if its client has canceled.
 func Takes(d time.Duration) Handler {
 	return func(w *World, rw http.ResponseWriter, r *Request) { w.work(d, rw, r) }
 }
@@ -176,8 +178,9 @@ func Reads(_ *World, rw http.ResponseWriter, r *Request) {
 	}
 }
 
-// GoAway answers after d. Every period it asks each client to leave its connection once the requests in flight
-// have been answered: by GOAWAY over HTTP/2, by Connection: close over HTTP/1.1.
+// GoAway answers after d. Once per period, it asks each client to open a new connection, and closes the old
+// one when the requests in flight have been answered. It does this with GOAWAY over HTTP/2 and with
+// Connection: close over HTTP/1.1.
 func GoAway(period, d time.Duration) Handler {
 	return func(w *World, rw http.ResponseWriter, r *Request) {
 		if r.DialedBefore(w, w.Now()/period*period) {
@@ -187,7 +190,7 @@ func GoAway(period, d time.Duration) Handler {
 	}
 }
 
-// A Stream is a response of events. Its headers arrive at once.
+// A Stream is a response that is a stream of events. Its header is sent immediately.
 type Stream struct {
 	First  time.Duration // the time until the first event
 	Every  time.Duration // the time between events
@@ -195,7 +198,7 @@ type Stream struct {
 	CutAt  int // the number of events after which the stream is cut; zero means never
 }
 
-// Serve is a Handler.
+// Serve sends the stream. It is a Handler.
 func (s Stream) Serve(_ *World, rw http.ResponseWriter, r *Request) {
 	rw.Header().Set("Content-Type", "text/event-stream")
 	rw.WriteHeader(http.StatusOK)
@@ -215,7 +218,7 @@ func (s Stream) Serve(_ *World, rw http.ResponseWriter, r *Request) {
 	_, _ = io.WriteString(rw, streamEnd)
 }
 
-// streamEnd is how a complete stream ends.
+// streamEnd is the last event of a complete stream.
 const streamEnd = "data: end\n\n"
 
 // sleep waits for d. If ctx is done first, it returns ctx's error.

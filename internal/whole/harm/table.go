@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Table has the measurements of rows.
+// A Table holds the measurements of rows, and formats them in Markdown.
 type Table struct {
 	clients  []string
 	outcomes []Outcome
@@ -21,11 +21,12 @@ func NewTable(others ...Client) *Table {
 	return t
 }
 
-// Add adds an outcome. The outcomes of a row must follow each other, that of Quick first.
+// Add adds an outcome. The outcomes of a row must be added one after another, the outcome of the cell
+// [Row.Quick] first.
 func (t *Table) Add(o Outcome) { t.outcomes = append(t.outcomes, o) }
 
-// String returns the table in Markdown: a line for each row, with the measurements of its quick cell and the verdicts
-// of all cells.
+// String returns the table in Markdown. It has a line for each row, with the measurements of the row's Quick
+// cell and the verdicts of all its cells.
 func (t *Table) String() string {
 	var b strings.Builder
 	lines := t.byRow()
@@ -36,9 +37,11 @@ func (t *Table) String() string {
 	return b.String()
 }
 
-// Summary returns the table of docs/BENCHMARKS.md: a line for each trouble, which is the number of a row's ID. It has
-// the measurements of the row whose quick cell is the worst for NewClient, and counts the red cells of all rows. If the
-// clients' shares of answered calls in this cell differ by less than 1%, only the trouble's name is listed.
+// Summary returns the table for docs/BENCHMARKS.md. It has a line for each fault: the rows of a fault have
+// the same number in their ID. A line shows the measurements of the fault's row whose Quick cell is the worst
+// for NewClient, and the number of red cells in all rows of the fault. If there are none, and if the clients'
+// shares of answered calls in the shown cell differ by less than 1%, the fault is only listed below the
+// table.
 func (t *Table) Summary() string {
 	var b, same strings.Builder
 	lines := t.byRow()
@@ -87,7 +90,7 @@ func (o Outcome) spread() float64 {
 	return most - least
 }
 
-// head writes the number of red rows and cells, and the first lines of the table.
+// head writes the number of red rows and cells, and the header of the table.
 func (t *Table) head(b *strings.Builder, lines [][]Outcome, last string) {
 	redLines, red := 0, 0
 	for _, l := range lines {
@@ -101,7 +104,7 @@ func (t *Table) head(b *strings.Builder, lines [][]Outcome, last string) {
 		strings.Join(t.clients, " | "), last, strings.Repeat("---|", len(t.clients)))
 }
 
-// line writes the measurements of an outcome.
+// line writes the line of an outcome. last is the text of the last column.
 func (t *Table) line(b *strings.Builder, o Outcome, last string) {
 	fmt.Fprintf(b, "| %s | %s | %v |", o.Row.ID, o.Row.Name, o.Cell)
 	for _, name := range t.clients {
@@ -110,7 +113,7 @@ func (t *Table) line(b *strings.Builder, o Outcome, last string) {
 	fmt.Fprintf(b, " %s |\n", last)
 }
 
-// byRow returns the outcomes of each row.
+// byRow groups the outcomes by row.
 func (t *Table) byRow() (rows [][]Outcome) {
 	for i, o := range t.outcomes {
 		if i == 0 || o.Row != t.outcomes[i-1].Row {
@@ -121,8 +124,9 @@ func (t *Table) byRow() (rows [][]Outcome) {
 	return rows
 }
 
-// metrics returns the measurements of a client: the share answered, p50 and p99, the requests per call, the time until
-// 99% were answered again, and the refusals.
+// metrics formats the measurements of a client: the share of answered calls, the 50th and 99th percentiles of
+// their time, the requests per call, the time until 99% of calls were answered again, and the number of
+// refused calls.
 func metrics(r *Row, m *Measurement) string {
 	if m == nil {
 		return ""
@@ -145,7 +149,8 @@ func seconds(d time.Duration) string {
 	return strings.ReplaceAll(round(d).String(), "m0s", "m")
 }
 
-// verdicts returns the number of red cells of a row, and the rules that the first one does not meet.
+// verdicts returns a text with the number of red cells of a row, and the rules that NewClient did not meet in
+// the first red cell.
 func verdicts(cells []Outcome) string {
 	red := redCells(cells)
 	if len(red) == 0 {
