@@ -3,6 +3,6 @@
 package sim
 
 const (
-	repeated = 20 // seeds that are run twice, in each run of the tests
-	part     = 1  // of the seeds
+	repeated = 20 // number of seeds that each run of the tests runs twice
+	part     = 1  // the fixed seeds are divided by part
 )

@@ -3,6 +3,6 @@
 package sim
 
 const (
-	repeated = 0  // since the race detector has goroutines run in an order by chance
-	part     = 10 // a tenth of the seeds: what the detector looks for is the same in all of them
+	repeated = 0  // no seed is run twice, because the race detector makes goroutines run in a random order
+	part     = 10 // a tenth of the fixed seeds is enough to find data races
 )

@@ -25,17 +25,17 @@ var (
 	noFixed = flag.Bool("sim.search", false, "search alone: neither the corpus nor the fixed seeds")
 )
 
-// A Simulation is what seeds are tried on.
+// A Simulation is a test that runs with many seeds.
 type Simulation struct {
-	Name  string // of the line that says what was run
-	Seeds int    // fixed ones, in each run of the tests; fewer under the race detector
+	Name  string // name in the corpus and in the log
+	Seeds int    // number of fixed seeds in each run of the tests; a tenth under the race detector
 	Run   func(w *World)
 }
 
-// Test repeats the corpus, testdata/sim/<Name>, tries fixed seeds, and holds that a seed makes
-// the same run twice. With flags, it searches new ones.
+// Test repeats the runs of the corpus, the file testdata/sim/<Name>. It runs the fixed seeds, and checks that
+// a seed leads to the same run twice. With the flags of this package, it also searches new seeds.
 func (s Simulation) Test(t *testing.T) {
-	// What becomes ready at one instant runs in one order, mostly.
+	// With one processor, goroutines that become ready at the same time usually run in the same order.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	if *theSeed != 0 {
 		o := s.run(t, &tape{rng: source(*theSeed)}, true)
@@ -66,7 +66,7 @@ func (s Simulation) Test(t *testing.T) {
 
 func source(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 34)) }
 
-// repeats holds that a seed makes the same run twice.
+// repeats checks that two runs with the same seed are equal.
 func (s Simulation) repeats(t *testing.T, seed uint64) {
 	a, b := s.run(t, &tape{rng: source(seed)}, true), s.run(t, &tape{rng: source(seed)}, true)
 	if a.hash != b.hash {
@@ -74,7 +74,7 @@ func (s Simulation) repeats(t *testing.T, seed uint64) {
 	}
 }
 
-// differ returns the first lines in which two traces differ, with those before.
+// differ returns the first line in which two traces differ, with the 12 lines before it.
 func differ(a, b string) string {
 	la, lb := strings.Split(a, "\n"), strings.Split(b, "\n")
 	for i := range min(len(la), len(lb)) {
@@ -85,7 +85,7 @@ func differ(a, b string) string {
 	return fmt.Sprintf("one has %d lines, the other %d", len(la), len(lb))
 }
 
-// An outcome is what a run has shown.
+// An outcome is the result of a run.
 type outcome struct {
 	kind, why string
 	drawn     draws
@@ -110,7 +110,7 @@ func (s Simulation) run(t *testing.T, tp *tape, traced bool) (o outcome) {
 	return o
 }
 
-// search tries n seeds from base, for d at most if that is not 0.
+// search runs n seeds, starting with base. If d is not 0, it stops after d.
 func (s Simulation) search(t *testing.T, base uint64, n int, d time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -139,7 +139,7 @@ func (s Simulation) search(t *testing.T, base uint64, n int, d time.Duration) {
 	}
 }
 
-// report makes a failing run shorter, and fails the test with it.
+// report shrinks a failing run, and makes the test fail with the result.
 func (s Simulation) report(t *testing.T, o outcome) {
 	t.Helper()
 	runs := 0
@@ -153,7 +153,8 @@ func (s Simulation) report(t *testing.T, o outcome) {
 		runs, s.Name, write(small))
 }
 
-// shrink zeroes, leaves out and lowers draws as long as fails reports true.
+// shrink simplifies d until the time until. It sets draws to 0, removes them and lowers them. It keeps each
+// change after which fails still returns true.
 func shrink(d draws, until time.Time, fails func(draws) bool) draws {
 	try := func(kind int, list []int) bool {
 		for len(list) > 0 && list[len(list)-1] == 0 {
@@ -203,7 +204,7 @@ func shrink(d draws, until time.Time, fails func(draws) bool) draws {
 	return d
 }
 
-// corpus repeats the runs that were found once.
+// corpus repeats the runs in the corpus, each of which failed once.
 func (s Simulation) corpus(t *testing.T) {
 	t.Helper()
 	lines, err := os.ReadFile(filepath.Join("testdata", "sim", s.Name))
@@ -228,7 +229,8 @@ func (s Simulation) corpus(t *testing.T) {
 	}
 }
 
-// write has draws as a text: 5 0*12 3, and so on for each kind.
+// write formats draws as text. Each kind of draws is a list such as "5 0*12 3", in which 0*12 means twelve
+// times 0. The lists are separated by slashes.
 func write(d draws) string {
 	var kinds []string
 	for _, list := range d {

@@ -1,16 +1,17 @@
-// Package sim runs the code of a package in a simulation that a seed decides: the same
-// seed makes the same run. It is for tests alone.
+// Package sim runs code in a simulation that depends only on a seed: with the same seed, the run is the same.
+// It is for tests only.
 //
-// A simulation runs in a bubble of testing/synctest. Every call of the code to the outside
-// (a store, a load, a step's work) parks in [World.Call]. When all goroutines are blocked,
-// one goroutine draws by the seed which call goes on, and how it ends, or lets the clock go
-// on by a step. So one thing happens at a time, in an order that the seed decides. What the
-// code does between two steps of the clock, by its own jitter, is seen at the next step.
+// A simulation runs in a bubble of testing/synctest. Whenever the code calls something outside of it, such as
+// a store, a load or the work of a saga's step, the call waits in [World.Call]. When all goroutines are
+// blocked, the scheduler draws random numbers from the seed. They decide which call continues and with which
+// result, or that the clock advances by one step. Therefore only one thing happens at a time, in an order
+// that the seed determines. If a timer of the code expires between two steps of the clock, the simulation
+// sees the effect at the next step.
 //
-// A run is a list of draws in which 0 is always the plainest: no fault, no act of an
-// operator, the first of several calls. A run that fails is made shorter by leaving out and
-// zeroing draws while it still fails, and is printed as a line for the corpus, which every
-// run of the tests repeats.
+// A run is determined by its list of draws, which are random numbers. The draw 0 always stands for the
+// simplest choice: no fault, no action of an operator, or the first of several calls. If a run fails, the
+// package shrinks it: it removes draws or replaces them by 0 as long as the run still fails. Then it prints
+// the draws as a line for the corpus, a file of runs that every run of the tests repeats.
 package sim
 
 import (
@@ -26,55 +27,55 @@ import (
 	"time"
 )
 
-// A World is one run of a simulation: its clock, its troubles, and the calls under way.
+// A World is one run of a simulation: its clock, its faults, and the calls in flight.
 type World struct {
-	Step    time.Duration          // of the clock
-	Trouble int                    // percent of the calls that have a fault or are held
-	Prone   func(label string) int // the same for each call, instead of Trouble; may be nil
-	Hold    int                    // steps that a call is held, at most
-	Meddle  int                    // percent of the looks at which an act happens
-	Idle    int                    // the same while no call is ready, if more than Meddle
-	Most    int                    // calls at one instant; more are a livelock
-	Acts    []Act                  // what operators do
+	Step    time.Duration          // the step of the clock
+	Trouble int                    // percentage of calls that have a fault or are delayed
+	Prone   func(label string) int // returns the percentage for a call and replaces Trouble; may be nil
+	Hold    int                    // maximum delay of a call, in steps of the clock
+	Meddle  int                    // percentage of decisions of the scheduler that choose an act
+	Idle    int                    // replaces Meddle while no call is ready, if it is more than Meddle
+	Most    int                    // maximum number of calls at one time; more calls are a livelock
+	Acts    []Act                  // the acts that the scheduler may choose
 
 	tape   *tape
-	driven bool // the plan is made
+	driven bool // whether Drive was called; before that, Choose draws the plan of the run
 	began  time.Time
 	count  Count
 	hash   uint64
-	trace  *strings.Builder // nil: not wanted
+	trace  *strings.Builder // nil if no trace is needed
 
 	mu     sync.Mutex
 	parked []*call
 	notes  []string
 	ended  bool
-	kind   string // of the failure
+	kind   string // kind of the failure
 	why    string
 
-	at, atOnce int64 // the instant, and the calls of it
+	at, atOnce int64 // the current time in nanoseconds, and the number of calls at that time
 }
 
-// An Act is something that an operator, or the world, does. It has a goroutine of its own.
+// An Act is an action of an operator, or another event from outside. It runs on its own goroutine.
 type Act struct {
 	Name string
 	Do   func()
 }
 
-// A Count is what was done.
+// A Count holds the numbers of calls, faults, acts and steps of the clock in a run.
 type Count struct{ Calls, Faults, Acts, Steps int }
 
 type call struct {
 	label string
 	ctx   context.Context
 	can   []string
-	known bool      // its fault is drawn
-	fault string    // one of can, or ""
-	due   time.Time // not before
+	known bool      // whether its fault has been drawn
+	fault string    // one of can, or "" for no fault
+	due   time.Time // the earliest time at which the call may continue
 	err   error
 	on    chan struct{}
 }
 
-// Choose returns a number below n. 0 is the plainest.
+// Choose draws a number from 0 to n-1. 0 must stand for the simplest choice.
 func (w *World) Choose(n int) int {
 	if w.driven {
 		return w.tape.draw(ofActs, n)
@@ -82,16 +83,16 @@ func (w *World) Choose(n int) int {
 	return w.tape.draw(ofPlan, n)
 }
 
-// Chance reports true with a probability in percent.
+// Chance returns true with the given probability in percent.
 func (w *World) Chance(percent int) bool { return w.Choose(100) >= 100-percent }
 
-// Pick returns one of list. The first is the plainest.
+// Pick draws one of list. The first element must be the simplest choice.
 func Pick[T any](w *World, list ...T) T { return list[w.Choose(len(list))] }
 
-// Now is the time since the run began.
+// Now returns the time since the run started.
 func (w *World) Now() time.Duration { return time.Since(w.began) }
 
-// Note writes a line into the trace. What goroutines note at one time is sorted.
+// Note adds a line to the trace. Lines that several goroutines add at the same time are sorted.
 func (w *World) Note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,7 +101,7 @@ func (w *World) Note(format string, args ...any) {
 	}
 }
 
-// note writes what was noted into the trace, and then a line.
+// note writes the lines of Note into the trace, and then a line of the scheduler.
 func (w *World) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,7 +118,7 @@ func (w *World) note(format string, args ...any) {
 	w.notes = w.notes[:0]
 }
 
-// Fail ends the run. kind says what was violated: a run that is made shorter fails in the
+// Fail makes the run fail and ends it. kind names the rule that was violated. A shrunk run must fail with the
 // same kind.
 func (w *World) Fail(kind, format string, args ...any) {
 	w.mu.Lock()
@@ -134,9 +135,9 @@ func (w *World) Failed() bool {
 	return w.kind != ""
 }
 
-// Call parks until the scheduler lets it go on, and returns the fault that was drawn, "" for
-// none. A ctx that ends meanwhile ends a call that is held, with the error of ctx. label
-// tells the calls that are under way at a time apart. After End, Call returns "over".
+// Call waits until the scheduler lets it continue. It returns the fault that was drawn, one of faults, or ""
+// for no fault. If ctx is done while the call is delayed, Call returns ctx's error. label must be different
+// for calls that are in flight at the same time. After End, Call returns the fault "over".
 func (w *World) Call(ctx context.Context, label string, faults ...string) (fault string, err error) {
 	c := &call{label: label, ctx: ctx, can: faults, on: make(chan struct{})}
 	w.mu.Lock()
@@ -150,8 +151,8 @@ func (w *World) Call(ctx context.Context, label string, faults ...string) (fault
 	return c.fault, c.err
 }
 
-// Drive lets things happen until done reports true, for d at most. It reports whether done
-// did. done is called when all goroutines are blocked.
+// Drive runs the simulation until done returns true, but for at most d. It reports whether done returned
+// true. Drive calls done whenever all goroutines are blocked.
 func (w *World) Drive(d time.Duration, done func() bool) bool {
 	w.driven = true
 	for end := w.Now() + d; ; {
@@ -168,7 +169,7 @@ func (w *World) Drive(d time.Duration, done func() bool) bool {
 	}
 }
 
-// look does one thing.
+// look makes one decision of the scheduler: it starts an act, lets a call continue, or advances the clock.
 func (w *World) look() {
 	ready := w.ready()
 	percent := w.Meddle
@@ -204,7 +205,7 @@ func (w *World) look() {
 	w.release(c)
 }
 
-// ready returns the calls that may go on now, and draws the troubles of new ones.
+// ready returns the calls that may continue now. For new calls, it first draws faults and delays.
 func (w *World) ready() (ready []*call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,8 +244,7 @@ func (w *World) release(c *call) {
 	close(c.on)
 }
 
-// Heal ends the troubles: no call has a fault any more, and what is held goes on. Nobody
-// meddles.
+// Heal ends all faults: from then on, no call has a fault, delayed calls may continue, and there are no acts.
 func (w *World) Heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -254,7 +254,7 @@ func (w *World) Heal() {
 	}
 }
 
-// End lets all calls go on, as "over". The trace ends here.
+// End ends the run and its trace. All calls continue with the fault "over".
 func (w *World) End() {
 	if w.ended {
 		return
@@ -270,17 +270,17 @@ func (w *World) End() {
 	w.parked = nil
 }
 
-// Done counts what a simulation has done without Call.
+// Done adds calls and faults that a simulation has made without Call to the counts of the run.
 func (w *World) Done(c Count) {
 	w.count.Calls += c.Calls
 	w.count.Faults += c.Faults
 }
 
-// Counts returns what was done so far.
+// Counts returns the counts of the run so far.
 func (w *World) Counts() Count { return w.count }
 
-// Draws are those of a run, by what they decide, so that one kind can be changed while the
-// others stay.
+// draws holds the draws of a run in one list for each kind of decision. With separate lists, shrinking can
+// change the draws of one kind without affecting the others.
 type draws [4][]int
 
 const (
@@ -290,10 +290,11 @@ const (
 	ofTrouble
 )
 
-// A tape has the draws of a run: those given, and then those of a seed, or zeros.
+// A tape supplies the draws of a run: first the given draws, then random draws from rng, or zeros if rng is
+// nil.
 type tape struct {
 	given draws
-	rng   *rand.Rand // nil: zeros
+	rng   *rand.Rand // if nil, further draws are 0
 	drawn draws
 }
 

@@ -1,5 +1,5 @@
-// Package kube simulates an API server of Kubernetes: it keeps objects, and rejects updates of versions that are not
-// the current ones.
+// Package kube simulates an API server of Kubernetes. It stores objects, and rejects an update of an object
+// whose resourceVersion is not the current one.
 package kube
 
 import (
@@ -25,7 +25,8 @@ type Server struct {
 
 type object = map[string]any
 
-// Requests returns how many requests of a method the server has received, or of all methods if method is empty.
+// Requests returns the number of requests with a method that the server has received, or of all requests if
+// method is empty.
 func (s *Server) Requests(method string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +63,7 @@ func reply(w http.ResponseWriter, code int, answer object) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// failure returns an error as an API server does.
+// failure returns the Status object with which an API server reports an error.
 func failure(code int, reason, message string) object {
 	return object{
 		"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message,
@@ -73,7 +74,7 @@ var subdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-
 
 var collection = regexp.MustCompile(`/namespaces/[^/]+/[^/]+$`)
 
-// serve returns the answer to a request of an object, or of a collection.
+// serve returns the status code and the body of the response to a request for an object or a collection.
 func (s *Server) serve(method, path string, given object) (int, object) {
 	if method == http.MethodPost {
 		name, _ := metadata(given)["name"].(string)
@@ -123,7 +124,7 @@ func metadata(o object) object {
 	return meta
 }
 
-// invalid returns why an API server would not keep an object, or nothing.
+// invalid returns the reason why an API server would reject an object, or "" if it would not.
 func invalid(name, method string, o object) string {
 	meta := metadata(o)
 	version, _ := meta["resourceVersion"].(string)
