@@ -1,3 +1,3 @@
-// Package benchmarks measures the patterns beside their peers, doing the same
-// work in one process. make bench writes the tables of docs/BENCHMARKS.md.
+// Package benchmarks compares the policies of this module with other libraries, which do the same work in the
+// same process. make bench writes the tables of docs/BENCHMARKS.md.
 package benchmarks

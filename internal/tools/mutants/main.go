@@ -1,17 +1,26 @@
-// Mutants puts small faults into a package, one at a time, and runs its tests: a fault
-// that no test notices is a rule that no test holds.
+// Mutants puts small faults into a package, one at a time, and runs the package's tests. If no test fails
+// because of a fault, the tests do not check the code in which the fault is.
 //
 //	go run ./internal/tools/mutants -for 10m ./breaker
 //
-// A fault is a condition negated, a part of a condition left out, a comparison shifted by
-// one, a statement left out, a lock left out (run under the race detector), or a deferred
-// call made at once. All of them are compiled into one test binary, each behind a switch,
-// and a fault is tried with the tests that reach it, the quick ones first.
+// A version of the package with a fault is called a mutant. The faults are:
 //
-// What it finds it prints and writes to a file at once. If the time does not suffice for
-// all faults of a package it tries a sample of them, by a seed that it prints.
+//   - a condition that is negated,
+//   - a part of a condition that is removed,
+//   - a comparison that is shifted by one,
+//   - a statement that is removed,
+//   - a lock that is removed (these mutants run under the race detector),
+//   - a deferred call that is made immediately.
 //
-// A survivor gets a test, or a line with its reason in survivors/<package>.txt.
+// All faults are compiled into one test binary, each behind a switch. A mutant is tried with the tests that
+// reach its fault, the fastest tests first.
+//
+// Mutants prints each surviving mutant immediately, and also writes it to a file. If the time is too short to
+// try all mutants of a package, it tries a random sample of them. The sample depends on a seed, which it
+// prints.
+//
+// For each survivor, either write a test that notices it, or add a line with the reason why it survives to
+// survivors/<package>.txt.
 package main
 
 import (
@@ -64,7 +73,8 @@ type options struct {
 	out          string
 }
 
-// examine prints what survives in a package, and reports whether all of it has a reason.
+// examine prints the mutants of a package that survive. It reports whether there are none except those with a
+// listed reason.
 func examine(pkg string, o options) (bool, error) {
 	temp, err := os.MkdirTemp("", "mutants")
 	if err != nil {
@@ -131,9 +141,9 @@ func examine(pkg string, o options) (bool, error) {
 	return count[survived]+count[unreached]+len(p.failing)+len(unused) == 0, nil
 }
 
-// tryAll tries mutants until they or the time are used up, and writes what survives to
-// found. Those that have survived some of the tests that reach them are tried with the rest
-// at the end. It returns how many had each verdict.
+// tryAll tries mutants until all are tried or the time is over, and writes the survivors to found. At first,
+// it tries each mutant with only some of the tests that reach it. At the end, it tries the survivors with the
+// remaining tests. tryAll returns the number of mutants by verdict.
 func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdict]int {
 	ctx, cancel := context.WithTimeout(context.Background(), o.budget)
 	defer cancel()
@@ -193,7 +203,7 @@ func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdic
 	return count
 }
 
-// forEach calls f with each of all, of which so many jobs run at a time.
+// forEach calls f with each element of all. It runs up to jobs calls at the same time.
 func forEach[T any](all []T, jobs int, f func(T)) {
 	next := make(chan T)
 	var workers sync.WaitGroup

@@ -13,15 +13,15 @@ import (
 
 // A mutant is one small fault of a source file.
 type mutant struct {
-	Number int    // its switch, from 1
-	Name   string // file, function, fault; it stays when other lines change
-	Pos    string // file:line
-	Locks  bool   // it takes a lock away, so it is run under the race detector
+	Number int    // the number of its switch, from 1
+	Name   string // file, function and fault; does not change when other lines change
+	Pos    string // position, as file:line
+	Locks  bool   // whether it removes a lock, so that it must run under the race detector
 }
 
-// mutate returns src with every mutant of it behind a switch, numbered from first, but
-// for those that touch a line to skip. Text is only inserted, and no line is added:
-// positions stay.
+// mutate returns src with all of its mutants, each behind a switch. Mutants are numbered from first. Those
+// that change a line in skip are omitted. mutate only inserts text and adds no lines, so line numbers do not
+// change.
 func mutate(name string, src []byte, first int, skip map[string]bool) ([]byte, []mutant, error) {
 	m := &mutator{name: name, src: src, next: first, skip: skip, fset: token.NewFileSet(), seen: map[string]int{}}
 	file, err := parser.ParseFile(m.fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
@@ -47,12 +47,13 @@ type mutator struct {
 	found []mutant
 	edits []edit
 	seen  map[string]int
-	skip  map[string]bool   // file:line
-	held  map[ast.Stmt]bool // statements that lock or unlock
+	skip  map[string]bool   // by file:line, whether to omit the mutants of the line
+	held  map[ast.Stmt]bool // the statements that lock or unlock
 }
 
-// An edit inserts text at an offset. Of those at one offset, those that close come first,
-// the innermost of them first, and of those that open the outermost.
+// An edit inserts text at an offset. At the same offset, edits that close an inserted block come before edits
+// that open one. Of the closing edits, the innermost comes first. Of the opening edits, the outermost comes
+// first.
 type edit struct {
 	at    int
 	order [2]int
@@ -72,7 +73,8 @@ func (m *mutator) around(n ast.Node, before, after string) {
 		edit{at: to, order: [2]int{size, -nth}, text: after})
 }
 
-// add makes a mutant of n and hands mutated the condition that says it is switched on.
+// add adds a mutant of n. It calls mutated with the source text of the condition that reports whether the
+// mutant is switched on.
 func (m *mutator) add(n ast.Node, fault string, locks bool, mutated func(on string)) {
 	name := m.name + " " + m.fn + ": " + fault
 	if m.seen[name]++; m.seen[name] > 1 {
@@ -93,7 +95,7 @@ func (m *mutator) add(n ast.Node, fault string, locks bool, mutated func(on stri
 	m.next++
 }
 
-// locks leaves out each lock of a function together with its unlocks.
+// locks adds mutants that remove a lock of a function together with its unlocks.
 func (m *mutator) locks(body *ast.BlockStmt) {
 	m.held = map[ast.Stmt]bool{}
 	byLock := map[string][]ast.Stmt{}
@@ -183,7 +185,7 @@ func (m *mutator) negate(cond ast.Expr) {
 	m.add(cond, "not "+short(m.text(cond)), false, func(on string) { m.around(cond, "(", ") != "+on) })
 }
 
-// shifted are the comparisons that differ in one value.
+// shifted maps each comparison to the one that differs from it only for equal operands.
 var shifted = map[token.Token]token.Token{
 	token.LSS: token.LEQ, token.LEQ: token.LSS,
 	token.GTR: token.GEQ, token.GEQ: token.GTR,
@@ -239,7 +241,7 @@ func (m *mutator) statements(list []ast.Stmt) {
 	}
 }
 
-// flat puts a call of several lines into one, so that positions stay.
+// flat joins the lines of a call into one line, so that line numbers do not change.
 func flat(call string) string {
 	lines := strings.Split(call, "\n")
 	for i, line := range lines {
@@ -256,7 +258,7 @@ func (m *mutator) leaveOut(stmt ast.Stmt) {
 	m.add(stmt, "without "+short(m.text(stmt)), false, func(on string) { m.around(stmt, "if !"+on+" { ", " }") })
 }
 
-// ends reports whether a statement may be what ends its function.
+// ends reports whether a statement may be the terminating statement of its function, such as a panic.
 func ends(s *ast.ExprStmt) bool {
 	call, ok := s.X.(*ast.CallExpr)
 	if !ok {
@@ -321,7 +323,7 @@ func functionName(f *ast.FuncDecl) string {
 	return f.Name.Name
 }
 
-// short is a text on one line, cut where it is long.
+// short returns text on one line, truncated to 70 bytes.
 func short(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if len(text) > 70 {

@@ -21,8 +21,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// switches is added to the package: mutantAt reports whether a mutant is on, and where
-// MUTANT_REACHED names a file, notes in it which mutants the tests reach.
+// switches is a source file that is added to the package. Its function mutantAt reports whether a mutant is
+// switched on. If the environment variable MUTANT_REACHED names a file, mutantAt also records in the file
+// which mutants the tests reach.
 const switches = `package %s
 
 import (
@@ -59,23 +60,23 @@ func mutantAt(n int) bool {
 }
 `
 
-// A program is a package and its internal rooms with all of their mutants, and a test binary
-// of each.
+// A program is a package and its internal packages, with all of their mutants and a test binary for each
+// package. These packages are called rooms.
 type program struct {
 	temp    string
-	rooms   []room   // the package itself is one of them
-	locks   bool     // there is a binary with the race detector
-	mutants []mutant // by number, less 1
+	rooms   []room   // the package itself and its internal packages
+	locks   bool     // whether there are also test binaries with the race detector
+	mutants []mutant // a mutant's index is its Number minus 1
 	tests   []test
-	failing []string // tests that fail without a mutant, and alone: they say nothing
+	failing []string // tests that fail by themselves without a mutant; they are not used
 }
 
 type room struct {
 	Dir, Name, ImportPath              string
 	GoFiles, TestGoFiles, XTestGoFiles []string
 
-	path string // from the package: "." for itself
-	bin  string // its test binaries are plain- and race- with this; "" if it has no tests
+	path string // path relative to the package; "." for the package itself
+	bin  string // suffix of the names of its test binaries, after plain- or race-; "" if it has no tests
 }
 
 type test struct {
@@ -90,7 +91,7 @@ func build(pkg, temp string, locks bool) (*program, error) {
 	if err := p.list(pkg); err != nil {
 		return nil, err
 	}
-	skip := map[string]bool{} // lines that do not compile with their mutants
+	skip := map[string]bool{} // the lines whose mutants do not compile
 	for {
 		p.mutants = nil
 		overlay := map[string]string{}
@@ -147,7 +148,7 @@ func build(pkg, temp string, locks bool) (*program, error) {
 	return p, nil
 }
 
-// list finds the package and those that are internal to it and that it imports.
+// list finds the package and those of its internal packages that it imports.
 func (p *program) list(pkg string) error {
 	out, err := exec.Command(
 		"go", "list", "-deps", "-json=Dir,Name,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", pkg).Output()
@@ -161,7 +162,7 @@ func (p *program) list(pkg string) error {
 		}
 		p.rooms = append(p.rooms, r)
 	}
-	whole := p.rooms[len(p.rooms)-1] // it comes after what it imports
+	whole := p.rooms[len(p.rooms)-1] // go list prints a package after the packages that it imports
 	p.rooms = slices.DeleteFunc(p.rooms, func(r room) bool {
 		return r.ImportPath != whole.ImportPath && !strings.HasPrefix(r.ImportPath, whole.ImportPath+"/internal/")
 	})
@@ -181,13 +182,13 @@ func (p *program) path(name string) string { return filepath.Join(p.temp, name) 
 
 var compileError = regexp.MustCompile(`([\w./-]+\.go:\d+):\d+: `)
 
-// compile returns the lines that did not compile.
+// compile builds the test binaries. It returns the lines that did not compile.
 func (p *program) compile() ([]string, error) {
 	kinds := map[string]string{"plain-": "-race=false"}
 	if p.locks {
 		kinds["race-"] = "-race"
 	}
-	whole := p.rooms[len(p.rooms)-1].Dir // positions are told from here
+	whole := p.rooms[len(p.rooms)-1].Dir // the compiler reports positions relative to this directory
 	for _, r := range p.rooms {
 		if r.bin == "" {
 			continue
@@ -208,7 +209,7 @@ func (p *program) compile() ([]string, error) {
 	return nil, nil
 }
 
-// measure runs each test alone and notes how long it takes and which mutants it reaches.
+// measure runs each test by itself. It records the time that the test takes and the mutants that it reaches.
 func (p *program) measure(ctx context.Context, jobs int) error {
 	var mu sync.Mutex
 	var all errgroup.Group
@@ -253,7 +254,7 @@ func (p *program) measure(ctx context.Context, jobs int) error {
 	return err
 }
 
-// run runs tests, a process for each room of them, and returns why they failed.
+// run runs tests, in one process for each room. It returns the error of the tests that failed.
 func (p *program) run(ctx context.Context, kind string, tests []test, limit time.Duration, env ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -279,8 +280,9 @@ func (p *program) run(ctx context.Context, kind string, tests []test, limit time
 	return nil
 }
 
-// fails reports whether tests fail with env, or take five times as long as without it: a
-// mutant may hang, and the machine may be slow.
+// fails reports whether tests fail with env, or take more than five times as long as without env. takes is
+// their expected time without env. fails measures that time again before it concludes that a mutant makes the
+// tests hang, because the machine may only be slow.
 func (p *program) fails(ctx context.Context, kind string, tests []test, takes time.Duration, env ...string) bool {
 	for limit := 3*takes + 2*time.Second; ; {
 		err := p.run(ctx, kind, tests, limit, env...)
@@ -296,21 +298,21 @@ func (p *program) fails(ctx context.Context, kind string, tests []test, takes ti
 	}
 }
 
-// A verdict says what the tests made of a mutant.
+// A verdict is the result of trying a mutant.
 type verdict int
 
 const (
 	caught verdict = iota
 	survived
-	unreached // by any test
-	untried   // for want of time
+	unreached // no test reaches the mutant
+	untried   // there was no time to try the mutant
 )
 
 func (v verdict) String() string {
 	return [...]string{"caught", "survived", "unreached", "untried"}[v]
 }
 
-// reaching returns the tests that reach a mutant, the quick ones first.
+// reaching returns the tests that reach a mutant, the fastest tests first.
 func (p *program) reaching(m mutant) (tests []test) {
 	for _, t := range p.tests {
 		if t.reached[m.Number] != 0 {
@@ -320,9 +322,9 @@ func (p *program) reaching(m mutant) (tests []test) {
 	return tests
 }
 
-// try runs the tests that reach a mutant, the quick ones first, until one fails, or until
-// their time without the mutant adds up to most. It leaves out the first ones, and returns how
-// many it has not run.
+// try runs the tests that reach a mutant, the fastest tests first, until one fails, or until the sum of their
+// times without the mutant exceeds most. It skips the first tests, whose number is first. left is the number
+// of tests that it has not run.
 func (p *program) try(ctx context.Context, m mutant, first int, most time.Duration) (v verdict, left int) {
 	reaching := p.reaching(m)
 	if len(reaching) == 0 {
@@ -357,7 +359,7 @@ func (p *program) try(ctx context.Context, m mutant, first int, most time.Durati
 	return survived, len(reaching)
 }
 
-// known reads the survivors that have a reason: "fault — reason" a line.
+// known reads the file of survivors with a reason. Each line has the form "fault — reason".
 func known(file string) (map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {

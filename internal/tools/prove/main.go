@@ -1,10 +1,10 @@
-// Prove runs, for as long as it is given, everything that looks for a broken promise by
-// chance: histories of real servers, simulations with new seeds, fuzz targets, and mutants.
+// Prove runs all tests that search for bugs at random, for a given time: histories of real servers,
+// simulations with new seeds, fuzz targets, and mutants.
 //
 //	go run ./internal/tools/prove -for 10m
 //
-// It prints what each of them did when it has ended, and a table at the end. It exits with 1
-// if one of them found something.
+// When a part has ended, Prove prints its results. At the end, it prints a table of all results. If any part
+// has found a bug, its exit status is 1.
 package main
 
 import (
@@ -24,15 +24,17 @@ import (
 	"time"
 )
 
-// A part is one program that looks for something.
+// A part is one program that searches for bugs.
 type part struct {
 	name  string
 	dir   string
-	share int           // of the time, beside the others
-	args  []string      // of go
-	keep  string        // the lines that say what was done
-	spare time.Duration // beyond its time, to build and to end
-	stops bool          // it may be stopped then: it goes by count, and the machine may be slow
+	share int           // share of the total time, relative to the other parts' shares
+	args  []string      // arguments of the go command
+	keep  string        // regular expression of the output that reports results
+	spare time.Duration // extra time to build and to end
+	// stops means that the part may be stopped when its time is over. It runs a fixed number of inputs, for
+	// which a slow machine may need more time.
+	stops bool
 }
 
 var (
@@ -42,17 +44,17 @@ var (
 	only     = flag.String("only", "", "only parts whose name has this text")
 )
 
-// simulations are the packages with one, and its test.
+// simulations lists the packages that have a simulation, with the name of its test.
 var simulations = [][2]string{
 	{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"},
 	{"breaker", "TestBreakerSimulation"}, {"bulkhead/adaptive", "TestFleetSimulation"},
 }
 
-// histories are the tests of what processes did to real servers. One runs at a time: a machine
-// of two cores would run two of them, and then the others.
+// histories lists the tests that record histories of operations on real servers and check them. Each is a
+// separate part, so only one of them runs at a time.
 var histories = []string{"TestCacheaside", "TestLease", "TestSaga"}
 
-// mutated are the packages of which mutants are made, one of them in each run.
+// mutated lists the packages that can be mutated. Each run of Prove chooses one of them.
 var mutated = []string{
 	"breaker", "retry", "bulkhead", "bulkhead/adaptive", "throttle", "cacheaside", "saga", "lease", "registry",
 	"resiliencehttp",
@@ -132,7 +134,8 @@ func plan() (parts []part, err error) {
 		return nil, err
 	}
 	for _, target := range fuzz {
-		// By count, since a -fuzztime that is a time may fail at its end: go.dev/issue/75804.
+		// -fuzztime is a number of inputs and not a time, because a fuzz test may fail when its time ends:
+		// go.dev/issue/75804.
 		add(part{name: "fuzz " + target[1], share: 1, keep: `fuzz: elapsed.*`, spare: 5 * time.Minute, stops: true,
 			args: []string{
 				"test", "-run", "^$", "-fuzz", "^" + target[1] + "$", "-fuzztime", "{n}x",
@@ -176,8 +179,8 @@ func targets() (all [][2]string, err error) {
 	return all, err
 }
 
-// run runs p for d, shows each line that says what it does, and returns the last of them.
-// What a part that fails has printed is shown as it is.
+// run runs p for d. It prints the output that matches p.keep, and returns it as did. Of the progress lines of
+// a fuzz target, did holds only the last one. If p fails, run prints all of its output.
 func (p part) run(ctx context.Context, d time.Duration) (did []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d+p.spare)
 	defer cancel()
@@ -206,7 +209,7 @@ func (p part) run(ctx context.Context, d time.Duration) (did []string, err error
 		all.WriteString(lines.Text() + "\n")
 		if said := keep.FindString(lines.Text()); said != "" {
 			fmt.Println("    " + said)
-			if strings.HasPrefix(said, "fuzz:") { // it goes on counting
+			if strings.HasPrefix(said, "fuzz:") { // a later progress line replaces the earlier ones
 				did = nil
 			}
 			did = append(did, said)

@@ -1,11 +1,12 @@
-// Command sentences draws sentences of pages and of doc comments for a reader who has not seen them before. The
-// reader marks each sentence that needs a second reading; the project's aim is 2%.
+// Command sentences draws random sentences from pages and doc comments, for a reader who has not seen them
+// before. The reader marks each sentence that needs a second reading. The project's goal is at most 2%.
 //
 //	go run ./internal/tools/sentences -draw 1                # the first of the five draws of the project
 //	go run ./internal/tools/sentences -seed 7 README.md ./breaker ./saga/...
 //
-// A draw depends only on its seed and the text, so it can be repeated. The seeds of the project's draws are in
-// seeds.txt. Half of such a draw is from README.md and docs, and half from the doc comments of all modules.
+// A draw depends only on its seed and the text, so it can be repeated. The seeds of the project's draws are
+// in seeds.txt. Half of the sentences of such a draw are from README.md and docs, and half are from the doc
+// comments of all modules.
 package main
 
 import (
@@ -55,7 +56,7 @@ func main() {
 	if *draw > len(lines) {
 		log.Fatalf("sentences: draw is %d: must be at most %d", *draw, len(lines))
 	}
-	for i, line := range lines[:*draw] { // no draw has a sentence of an earlier one
+	for i, line := range lines[:*draw] { // a draw never repeats a sentence of an earlier draw
 		seed, err := strconv.ParseUint(line, 10, 64)
 		if err != nil {
 			log.Fatal(err)
@@ -83,8 +84,8 @@ func list(drawn []string) {
 	}
 }
 
-// collect returns the sentences of files and directories, in order. A path that ends in /... includes subdirectories;
-// ./... has no pages.
+// collect returns the sentences of files and directories, sorted. A path that ends in /... includes
+// subdirectories. The path ./... includes doc comments only, not pages.
 func collect(paths []string) (all []string, err error) {
 	for _, path := range paths {
 		root, deep := strings.CutSuffix(path, "/...")
@@ -111,12 +112,13 @@ func collect(paths []string) (all []string, err error) {
 	return all, nil
 }
 
-// isSkipped reports whether a directory has no documentation of the library.
+// isSkipped reports whether a directory contains no documentation for users of the library.
 func isSkipped(name string) bool {
 	return strings.HasPrefix(name, ".") || slices.Contains([]string{"internal", "testdata", "examples"}, name)
 }
 
-// sentencesOf returns the sentences of a file, each with its place: of the doc comments of a Go file, or of a page.
+// sentencesOf returns the sentences of a file, each with its place. From a Go file, it returns the sentences
+// of the doc comments. It reads a Markdown page only if pages is set.
 func sentencesOf(file string, pages bool) ([]string, error) {
 	switch {
 	case strings.HasSuffix(file, ".go") && !strings.HasSuffix(file, "_test.go"):
@@ -187,7 +189,7 @@ var (
 // sentencesOfPage returns the sentences of a page in Markdown, without code, headings and generated tables. Each item
 // of a list and each cell of a table is a paragraph.
 func sentencesOfPage(file, text string) (all []string) {
-	for _, part := range []*regexp.Regexp{marker, fence} { // keep the line numbers
+	for _, part := range []*regexp.Regexp{marker, fence} { // replace by newlines to preserve line numbers
 		text = part.ReplaceAllStringFunc(text, func(s string) string {
 			return strings.Repeat("\n", strings.Count(s, "\n"))
 		})
@@ -210,9 +212,9 @@ func sentencesOfPage(file, text string) (all []string) {
 			for n, cell := range cells {
 				place := fmt.Sprintf("%s:%d", file, i+1)
 				if n > 0 {
-					place += ": " + cells[0] // what the row is about
+					place += ": " + cells[0] // the subject of the row
 				}
-				if len(strings.Fields(cell)) >= 6 { // a shorter one needs the whole row
+				if len(strings.Fields(cell)) >= 6 { // a shorter cell cannot be understood without the whole row
 					all = append(all, split(place, cell)...)
 				}
 			}

@@ -1,9 +1,9 @@
-// Package guess has rules that its tests hold, and some that they do not.
+// Package guess has rules that its tests check, and rules that they do not check.
 package guess
 
 import "sync"
 
-// A Range says how far a guess is from what is allowed.
+// A Range is a range of allowed guesses.
 type Range struct {
 	mu       sync.Mutex
 	Low      int
@@ -12,7 +12,7 @@ type Range struct {
 	forgiven bool
 }
 
-// Tell returns -1, 0 or 1.
+// Tell returns -1 if n is too low, 1 if n is too high, and 0 otherwise.
 func (r *Range) Tell(n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -26,7 +26,7 @@ func (r *Range) Tell(n int) int {
 	return 0
 }
 
-// Asked is how many guesses there were.
+// Asked returns the number of guesses.
 func (r *Range) Asked() (n int) {
 	defer func() { n = r.asked }()
 	r.mu.Lock()
@@ -34,7 +34,7 @@ func (r *Range) Asked() (n int) {
 	return 0
 }
 
-// Forgive lets every large number pass.
+// Forgive makes Tell accept every number above the range.
 func (r *Range) Forgive() {
 	r.forgiven = true
 }
