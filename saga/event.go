@@ -14,78 +14,80 @@ import (
 // A Status is the status of a saga.
 type Status = store.Status
 
-// The statuses of a saga. A Running saga becomes Completed, Compensating or Stuck, and a Compensating saga becomes
-// Compensated or Stuck. An operator lets a Stuck saga continue, turns it back, or makes it Abandoned. The other
-// statuses are final, except that a Completed child turns back with its parent.
+// The statuses of a saga. A Running saga becomes Completed, Compensating or Stuck. A Compensating saga becomes
+// Compensated or Stuck. An operator can let a Stuck saga continue, turn it back, or make it Abandoned. The other
+// statuses are final, with one exception: a Completed child becomes Compensating if its parent turns back.
 const (
 	Running      = store.Running      // steps are being done
 	Compensating = store.Compensating // steps are being undone
 	Completed    = store.Completed    // every step is done
 	Compensated  = store.Compensated  // every step is undone
 	Stuck        = store.Stuck        // an operator must act
-	Abandoned    = store.Abandoned    // an operator ended the saga as it was
+	Abandoned    = store.Abandoned    // an operator ended the saga without undoing its steps
 )
 
 // A StepStatus is the status of a step.
 type StepStatus string
 
 const (
-	StepIdle       StepStatus = "idle"        // no attempt has started
-	StepWaiting    StepStatus = "waiting"     // for its Delay or Await
-	StepStarted    StepStatus = "started"     // an attempt of Do may have started, and the step has not ended
+	StepIdle       StepStatus = "idle"        // no attempt has started, and the step does not wait
+	StepWaiting    StepStatus = "waiting"     // the step waits for its Delay or Await
+	StepStarted    StepStatus = "started"     // an attempt of Do may have started, and Do has no final result yet
 	StepDone       StepStatus = "done"        // Do has taken effect
 	StepNoEffect   StepStatus = "no_effect"   // Do took no effect: there is nothing to undo
-	StepFailed     StepStatus = "failed"      // Do failed for good; it may have taken effect
-	StepUndoing    StepStatus = "undoing"     // attempts of Undo have started
+	StepFailed     StepStatus = "failed"      // Do failed permanently; it may have taken effect
+	StepUndoing    StepStatus = "undoing"     // the step is being undone
 	StepUndone     StepStatus = "undone"      // Undo has taken effect
 	StepUndoFailed StepStatus = "undo_failed" // Undo failed for good
-	StepSkipped    StepStatus = "skipped"     // an operator settled the step
+	StepSkipped    StepStatus = "skipped"     // an operator skipped the step; see ActionSkip
 )
 
 // An Op is an operation of a step.
 type Op = store.Op
 
 const (
-	OpDo   Op = store.OpDo   // Do, DoTx or children
-	OpUndo Op = store.OpUndo // Undo or UndoTx
+	OpDo   Op = store.OpDo   // Do or DoTx, or the start of children
+	OpUndo Op = store.OpUndo // Undo or UndoTx, or turning children back
 )
 
-// An EventKind says what an [Event] or an [Entry] is.
+// An EventKind is the kind of an [Event] or of an [Entry] in a saga's log.
 type EventKind = store.EventKind
 
-// Events of a saga. They are in its log and go to observers.
+// Kinds of events that are written to the saga's log. Observers are also notified of them.
 const (
-	EventCreated     EventKind = "created"     // the saga was started; see [Handle.StartTx]
-	EventTakenOver   EventKind = "taken_over"  // from an owner that crashed or was cut off
-	EventTurnedBack  EventKind = "turned_back" // for good
-	EventCanceled    EventKind = "canceled"    // the request to cancel reached the owner
+	EventCreated     EventKind = "created"     // the saga was started; for a delay, see [Handle.StartTx]
+	EventTakenOver   EventKind = "taken_over"  // a runner took the saga over from an owner that did not release it
+	EventTurnedBack  EventKind = "turned_back" // the saga turned back: from now on, it undoes its steps
+	EventCanceled    EventKind = "canceled"    // the saga's owner received a request to cancel it
 	EventCompleted   EventKind = "completed"   // every step is done
 	EventCompensated EventKind = "compensated" // every step is undone
 	EventStuck       EventKind = "stuck"       // an operator must act
-	EventAbandoned   EventKind = "abandoned"   // by an operator
-	EventRetried     EventKind = "retried"     // by an operator
-	EventParked      EventKind = "parked"      // written back to wait
-	EventResumed     EventKind = "resumed"     // steps that were ready have started
-	EventReleased    EventKind = "released"    // by a runner that stops
+	EventAbandoned   EventKind = "abandoned"   // an operator ended the saga
+	EventRetried     EventKind = "retried"     // an operator retried the saga
+	EventParked      EventKind = "parked"      // the runner released the saga because it waits
+	EventResumed     EventKind = "resumed"     // steps continued, for example after a wait
+	EventReleased    EventKind = "released"    // the runner released the saga: it stops, or cannot read the saga
 
 	EventStepDone       EventKind = "step_done"        // Do took effect
-	EventStepFailed     EventKind = "step_failed"      // for good; the step may have taken effect
-	EventStepNoEffect   EventKind = "step_no_effect"   // the step failed for good, without effect
-	EventStepRefused    EventKind = "step_refused"     // by a policy; only the first of consecutive refusals
-	EventStepSkipped    EventKind = "step_skipped"     // by an operator
+	EventStepFailed     EventKind = "step_failed"      // Do failed permanently; it may have taken effect
+	EventStepNoEffect   EventKind = "step_no_effect"   // Do failed permanently, without effect
+	EventStepRefused    EventKind = "step_refused"     // the first of consecutive refusals of an attempt by a policy
+	EventStepSkipped    EventKind = "step_skipped"     // an operator skipped the step
 	EventStepUndone     EventKind = "step_undone"      // Undo took effect
-	EventStepUndoFailed EventKind = "step_undo_failed" // for good
+	EventStepUndoFailed EventKind = "step_undo_failed" // Undo failed permanently
 )
 
-// Events that only go to observers. They are in no log.
+// Kinds of events of which only observers are notified. Unless a comment mentions the log, they are not written to it.
 const (
 	EventAttempted EventKind = "attempted" // an attempt has ended
-	// EventStalled reports that a step has failed or been refused 8, 16, 32, ... times, or that it has not returned a
-	// LeaseTTL after its Timeout. The latter is in the log, too. Without a Step, it reports that this runner cannot read
-	// the saga, and leaves it to another build of the program.
+	// EventStalled reports one of three problems:
+	//
+	//   - A step has failed or was refused 8, 16, 32, ... times.
+	//   - An attempt has not returned within a LeaseTTL after its Timeout. This event is also written to the log.
+	//   - The runner cannot read the saga, and leaves it to another build of the program. Event.Step is empty.
 	EventStalled     EventKind = "stalled"
-	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
-	EventStoreFailed EventKind = "store_failed" // the runner tries again
+	EventLost        EventKind = "lost"         // another runner may hold the saga now, or it was abandoned
+	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner retries it
 )
 
 // An Outcome is the result of an attempt of a step.
@@ -93,29 +95,29 @@ type Outcome string
 
 const (
 	OutcomeDone         Outcome = "done"          // the attempt returned nil
-	OutcomeDeclined     Outcome = "declined"      // see [Declined]
+	OutcomeDeclined     Outcome = "declined"      // the participant declined the command; see [Declined]
 	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
-	OutcomeFailed       Outcome = "failed"        // without effect: of an Undo, a DoTx or a ReadOnly step
-	OutcomeRefused      Outcome = "refused"       // by a policy, or because no transaction could start
-	OutcomeInterrupted  Outcome = "interrupted"   // the runner stopped, or lost the saga
+	OutcomeFailed       Outcome = "failed"        // an Undo failed, or a Do failed without effect, such as a DoTx
+	OutcomeRefused      Outcome = "refused"       // a policy refused the call, or no transaction could start
+	OutcomeInterrupted  Outcome = "interrupted"   // the runner canceled the attempt because it stopped or lost the saga
 )
 
-// An Event is something that happened to a saga, or in a [Runner].
+// An Event reports a change or a problem of a saga or of a [Runner].
 type Event struct {
 	Kind    EventKind
 	Saga    string // the Name of the definition
-	Version int    // of the definition
-	ID      string // of the saga; empty with EventStoreFailed
-	Status  Status // after the event
-	Seq     int64  // the number of the log's entry, or 0 if the event is in no log
-	Step    string // or "" if the event is not about a step
-	Op      Op     // of the step
-	Attempt int    // the number of the attempt, from 1, or 0
+	Version int    // the Version of the definition
+	ID      string // the saga's id; empty with EventStoreFailed
+	Status  Status // the saga's status after the event
+	Seq     int64  // the number of the entry in the saga's log, or 0 if the event is in no log
+	Step    string // the step's Name, or "" if the event is not about a step
+	Op      Op     // the operation of the step
+	Attempt int    // the number of the attempt, from 1; 0 if the event is not about an attempt
 
-	Outcome Outcome       // of EventAttempted
-	Took    time.Duration // of EventAttempted, or the life of a saga that has ended
+	Outcome Outcome       // the result of the attempt, with EventAttempted
+	Took    time.Duration // the duration of the attempt, with EventAttempted, or of a saga that has ended
 	Err     error         // the reason, or an operator's note
-	At      time.Time     // according to the store's clock; the local clock with EventStoreFailed
+	At      time.Time     // the time according to the store's clock or, with EventStoreFailed, the local clock
 }
 
 // outcomeOf returns the outcome of an attempt. cut reports whether the runner interrupted it.
@@ -135,10 +137,11 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeDeclined
 }
 
-// Observe calls f with each event until stop is called. The events of a saga come in order, and the saga waits for f.
-// An event in the log is reported once it is recorded, and not at all if the process dies before that. A panic in f is
-// logged, and does not pass to the caller of a method. Call Observe before Run. While a runner has no observer,
-// slog.Default warns of EventStuck, EventStalled and, at most once a second, EventStoreFailed.
+// Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does not
+// continue until f returns. An event that is written to the log is reported after the write; it is never reported if
+// the process crashes before that. A panic in f is logged and otherwise ignored. Call Observe before Run. If a runner
+// has no observer, slog.Default logs a warning for each EventStuck and EventStalled, and at most once per second for
+// EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }
@@ -187,7 +190,7 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
-// reportEntry counts a log entry and notifies the observers. rec is the saga after the entry.
+// reportEntry counts a log entry and notifies the observers. rec is the saga's record after the entry.
 func (r *Runner) reportEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
 	switch entry.Kind {
 	case EventCreated:
@@ -208,8 +211,9 @@ func (r *Runner) reportEntry(ctx context.Context, rec *store.Record, entry store
 	r.reportEvent(ctx, rec, e)
 }
 
-// hook calls a hook of the user. Its panic does not pass on. On a goroutine of the runner it would end the process, and
-// then the next one that takes the saga over. A caller of Start would not learn that its saga has started.
+// hook calls a function of the program, such as an observer, and recovers its panic. On a goroutine of the runner, a
+// panic would crash the process, and then each process that takes the saga over. In Start, a panic would hide from the
+// caller that its saga has started.
 func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -219,15 +223,16 @@ func hook[T any](ctx context.Context, name string, fn func(context.Context, T), 
 	fn(ctx, arg)
 }
 
-// reportCreated reports the creation of a saga that StartTx started. The first runner with the saga does so, before its
-// first commit, unless its previous owner has done so.
+// reportCreated notifies the observers of a saga that StartTx started: StartTx cannot do so, because its transaction
+// may be rolled back. The first runner that claims the saga does so before its first commit. If the saga had an owner
+// before, that owner has done so already.
 func (r *Runner) reportCreated(ctx context.Context, rec *store.Record, unreported bool) {
 	if unreported && rec.Previous == "" {
 		r.reportEntry(ctx, rec, store.Entry{Kind: EventCreated, Seq: 1, At: rec.CreatedAt})
 	}
 }
 
-// reportLog notifies the observers of the log entries of a commit.
+// reportLog counts the log entries of a commit, and notifies the observers of them.
 func (r *Runner) reportLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
@@ -240,7 +245,7 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.notify(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
-// describe returns e in the form in which a registry receives it. runner is the name of the runner.
+// describe converts e to a policy.Event, which a registry receives. runner is the name of the runner.
 func (e Event) describe(runner string) policy.Event {
 	d := policy.Event{Kind: "saga", Name: runner, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	switch e.Kind {

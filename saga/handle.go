@@ -13,16 +13,21 @@ import (
 type Handle[S any] struct {
 	engine   Engine
 	current  *Definition
-	versions map[int]*program // current and the older ones
+	versions map[int]*program // the programs of current and of the older definitions, by version
 }
 
-// Register registers a definition, and those of its children, with an engine, usually a [*Runner], and returns the
-// handle for it. Sagas of older versions continue to run; new ones are of the version of current. Register may be
-// called again with the same definitions.
+// Register registers the definition current with an engine, usually a [*Runner], and returns a Handle for it. It also
+// registers the older versions of the definition, and the definitions of child sagas. New sagas are of the version of
+// current; sagas of an older version continue to run with the older definition. Register may be called again with the
+// same definitions.
 //
-// Register panics if a definition is invalid, needs transactions that the engine lacks, has a name and version that
-// another definition is registered with, or if JSON does not keep all fields of S and there is no Codec. It also panics
-// if an older definition has another Name than current. Call Validate first on a definition that is built at run time.
+// Register panics if a definition
+//
+//   - is invalid; call [Saga.Validate] first if the definition is built at run time
+//   - needs transactions and the engine has none
+//   - has the name and the version of another definition that is registered
+//   - has no Codec and JSON does not keep all fields of S
+//   - is in older and has another Name than current
 func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	h := &Handle[S]{engine: e, versions: make(map[int]*program, 1+len(older))}
 	for _, sg := range append([]*Saga[S]{current}, older...) {
@@ -47,12 +52,12 @@ func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	return h
 }
 
-// Start starts a saga with the state s. When it returns nil, the saga is recorded and will end, in this process or
-// another.
+// Start starts a saga with the state s. Once it has returned nil, the saga is recorded and runs to its end, in this
+// process or another.
 //
-// If the id, of 1 to 200 bytes, exists already, Start changes nothing and returns that saga, so that Start can be
-// repeated after an error. If that saga is of another definition, the error matches [ErrExists]. It is also an error
-// if decoding the encoded state does not return s.
+// The id has 1 to 200 bytes. If a saga with the id exists already, Start changes nothing and returns that saga. So
+// Start can be repeated after an error. If the existing saga is of another definition, the error matches [ErrExists].
+// Start also returns an error if decoding the encoded state does not restore s.
 func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error) {
 	data, err := h.encode(ctx, &s)
 	if err != nil {
@@ -61,9 +66,9 @@ func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error
 	return h.engine.Start(ctx, h.current, id, data)
 }
 
-// StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds it
-// at its next poll, or after [Runner.Wake], and then reports [EventCreated]. The error matches [ErrNoTx] if the
-// engine has no transactions.
+// StartTx is like [Handle.Start], but it starts the saga in tx, a transaction of the store's database: the saga exists
+// if tx commits. A runner finds the saga at its next poll, or after a call to [Runner.Wake]. Only then are observers
+// notified of [EventCreated]. The error matches [ErrNoTx] if the engine has no transactions.
 func (h *Handle[S]) StartTx(ctx context.Context, tx *sql.Tx, id string, s S) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -76,7 +81,7 @@ func (h *Handle[S]) StartTx(ctx context.Context, tx *sql.Tx, id string, s S) err
 	return engine.StartTx(ctx, tx, h.current, id, data)
 }
 
-// encode returns the encoded state of a saga that is to be started.
+// encode returns the encoded state of a saga that will be started.
 func (h *Handle[S]) encode(ctx context.Context, s *S) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
@@ -84,14 +89,15 @@ func (h *Handle[S]) encode(ctx context.Context, s *S) ([]byte, error) {
 	return h.current.p.encodeNew(s)
 }
 
-// Result waits until the saga has ended, in whichever process, or is stuck, and returns its state. If the saga has not
-// completed, the error is an [*Error], and the state is returned with it.
+// Result waits until the saga has ended or is stuck, and returns its state. Any process may run the saga. If the saga
+// has not completed, Result returns an [*Error] together with the state.
 //
-// If ctx ends first, the error matches ctx.Err(), names the latest error of the store, and the state is zero. If
-// there is no such saga, the error matches [ErrNotFound]. If the saga is of a version that the handle lacks, it
-// matches [ErrNotRegistered].
+// If ctx is done first, the error matches ctx.Err() and includes the latest error of the store, and the state is zero.
+// If there is no such saga, the error matches [ErrNotFound]. If the saga's version was not passed to [Register], the
+// error matches [ErrNotRegistered].
 //
-// A step that waits for the Result of another saga keeps its place in the runner: make that saga a child.
+// Do not call Result in a step. The saga of that step would occupy a place in its runner while it waits; see
+// RunnerConfig.Concurrency. Make the other saga a child instead; see [ChildOf].
 func (h *Handle[S]) Result(ctx context.Context, id string) (S, error) {
 	in, err := h.engine.Wait(ctx, id)
 	if err != nil {
@@ -105,8 +111,9 @@ func (h *Handle[S]) Result(ctx context.Context, id string) (S, error) {
 	return s, in.failure()
 }
 
-// Get returns the saga and its state as they are now. The error matches [ErrNotFound] if there is no such saga, and
-// [ErrNotRegistered] if the saga is of a version that the handle lacks. Then the Instance is returned with the error.
+// Get returns the saga and its current state. If there is no such saga, the error matches [ErrNotFound]. If the saga's
+// version was not passed to [Register], the error matches [ErrNotRegistered], and the Instance is returned with the
+// error.
 func (h *Handle[S]) Get(ctx context.Context, id string) (*Instance, S, error) {
 	in, err := h.engine.Get(ctx, id)
 	if err != nil {
@@ -136,23 +143,24 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 		ErrNotRegistered, in.ID, in.Saga, in.Version, h.current.p.name)
 }
 
-// Signal records an event outside the saga, for which a step with the Await name waits, or will wait. [SignalFrom]
-// returns the payload, of up to 64 KiB. The first signal of a name is kept, so Signal can be repeated.
+// Signal records an external event for the saga. A step whose Await is name waits for the signal, or will wait for it.
+// [SignalFrom] returns the payload to the step. The payload has up to 64 KiB. The saga keeps only the first signal of
+// each name, so Signal can be repeated. The saga may be of any definition.
 //
-// The error matches [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga has turned back or ended
-// without such a signal, or has no step that awaits it. It does not matter of which definition the saga is.
+// The error matches [ErrNotFound] if there is no such saga. It matches [ErrNotAllowed] if no step awaits the signal, or
+// if the saga turned back or ended before a signal of that name arrived.
 //
-// If Signal returned nil, SignalFrom returns the payload in each later Do and Undo, even if the saga turns back. So a
-// payment that arrives while the customer cancels can be paid back: by the caller of Signal if there is an error, and
-// otherwise by the Undo of a step before the wait. Take no payment before that step is done: a step that never
-// started, or took no effect, is not undone.
+// If Signal returned nil, SignalFrom returns the payload in each later Do and Undo, even if the saga turns back. So if
+// a payment arrives while the customer cancels, the payment can always be refunded. If Signal returns an error, its
+// caller must refund the payment. Otherwise the Undo of a step before the wait must do so. Accept no payment before
+// that step is done, because a step that never started, or took no effect, is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }
 
-// SignalTx is Signal within tx, a transaction of the store's database, which may also have started the saga. After
-// [ErrNotAllowed] and [ErrNotFound], tx can still be used. The error matches [ErrNoTx] if the engine has no
-// transactions.
+// SignalTx is like [Handle.Signal], but it records the signal in tx, a transaction of the store's database. The same
+// transaction may have started the saga. After an error that matches [ErrNotAllowed] or [ErrNotFound], tx can still be
+// used. The error matches [ErrNoTx] if the engine has no transactions.
 func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -161,10 +169,10 @@ func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, p
 	return engine.SignalTx(ctx, tx, id, name, payload)
 }
 
-// Cancel asks a running saga to turn back, and returns once that is recorded. A step in progress may succeed first, and
-// a pivot without Undo whose outcome is unknown is still retried: Result returns how the saga has ended. If the saga is
-// not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another definition, it
-// matches [ErrNotRegistered]. The note is logged with the saga.
+// Cancel requests that a running saga turn back, and returns when the request is recorded. A step in progress may still
+// succeed, and a pivot without Undo whose outcome is unknown is still retried. [Handle.Result] returns how the saga has
+// ended. If the saga is not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another
+// definition, it matches [ErrNotRegistered]. The note is written to the saga's log.
 func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
 	in, err := h.engine.Get(ctx, id)
 	if err != nil {

@@ -13,13 +13,18 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory. It returns nil if every step is done, the error of Validate if the definition is invalid,
-// and an [*Error] otherwise. DoTx, UndoTx, Await and Child need a [Runner]. Steps run on the caller's goroutine;
-// parallel steps run on their own goroutines, with the same s.
+// Run runs a saga in memory, and waits until it has ended or is stuck. It returns nil if every step is done, and an
+// [*Error] if the saga did not complete. If Run cannot start the saga, it returns another error, such as the error of
+// [Saga.Validate]. A definition with DoTx, UndoTx, Await or Child needs a [Runner]. Steps are called on the caller's
+// goroutine, or on separate goroutines if the saga has parallel steps. All steps receive the same s.
 //
-// When ctx is done, the saga turns back, with a ctx that is not canceled. After the pivot, and while a pivot without
-// Undo may have taken effect, the saga is left stuck. A panic in a Do passes through after the steps before it have
-// been undone. A panic in an Undo leaves the earlier steps of a sequence done.
+// When ctx is done, the saga turns back, and its Undos are called with a ctx that is not canceled. After the pivot, the
+// saga does not turn back, and its steps are also called with a ctx that is not canceled. If one of them fails or must
+// wait while ctx is done, the saga is stuck. It is also stuck if ctx is done while the outcome of a pivot without Undo
+// is unknown.
+//
+// If a Do panics, Run undoes the steps before it, and then panics with the same value. If an Undo panics, the steps
+// before it are not undone.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {
@@ -44,19 +49,19 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	return r.run()
 }
 
-// A memoryRun is one call to Run. Only the caller's goroutine uses its fields.
+// A memoryRun is one call to Run. Only the goroutine that called Run uses its fields.
 type memoryRun struct {
 	p       *program
 	id      runID
-	ctx     context.Context // the caller's
+	ctx     context.Context // the ctx that was passed to Run
 	s       any
 	m       *machine
 	in      Input
-	timed   bool           // the saga needs the time
-	group   errgroup.Group // of parallel attempts
+	timed   bool           // decisions need the current time, because the saga may wait or has a Timeout
+	group   errgroup.Group // the goroutines of parallel attempts
 	answers chan *attempt
-	running map[string]context.CancelCauseFunc // the parallel attempts, by step
-	broken  *panicked                          // the first attempt on another goroutine that did not return
+	running map[string]context.CancelCauseFunc // cancels the parallel attempts, by step
+	broken  *panicked                          // the first parallel attempt that did not return
 }
 
 // panicked describes an attempt that did not return: it panicked with the value, or called runtime.Goexit.
@@ -78,7 +83,7 @@ func (r *memoryRun) run() error {
 	return r.m.failureOf(r.m.cause, r.m.errorOf)
 }
 
-// loop decides and performs until the saga stops.
+// loop decides and performs calls until the saga has ended or is stuck, and no attempt is in progress.
 func (r *memoryRun) loop() {
 	for {
 		r.in.Now, r.in.ended = r.now(), ended.Error(r.ctx)
@@ -101,7 +106,7 @@ func (r *memoryRun) loop() {
 	}
 }
 
-// perform makes a call: on this goroutine, or on a separate one if the saga has parallel steps.
+// perform performs a call: on this goroutine, or on a separate goroutine if the saga has parallel steps.
 func (r *memoryRun) perform(c Call) {
 	t := &attempt{Call: c, p: r.p, r: &r.id, s: r.s}
 	if r.p.chain {
@@ -127,8 +132,8 @@ func (r *memoryRun) perform(c Call) {
 	})
 }
 
-// limit returns the ctx of a call. The cancellation of the caller's ctx and the saga's deadline apply only to a Do
-// before the pivot is done.
+// limit returns the ctx of a call. The caller's ctx and the saga's deadline cancel only a Do, and only until the pivot
+// is done. The deadline does not cancel a pivot without Undo.
 func (r *memoryRun) limit(ctx context.Context, c *Call) (context.Context, context.CancelFunc) {
 	switch {
 	case c.detached:
@@ -139,7 +144,8 @@ func (r *memoryRun) limit(ctx context.Context, c *Call) (context.Context, contex
 	return ctx, func() {}
 }
 
-// wait waits until an attempt ends, the next one may start, or the caller's ctx is done, if that still matters.
+// wait waits until an attempt has ended, the next attempt may start, or the caller's ctx is done. It ignores the
+// caller's ctx if the saga has turned back.
 func (r *memoryRun) wait(d *Decision) {
 	var alarm <-chan time.Time
 	var done <-chan struct{}
@@ -162,8 +168,8 @@ func (r *memoryRun) wait(d *Decision) {
 	}
 }
 
-// collect receives the answer of an attempt. If the attempt failed after the caller's ctx was done, the saga turns
-// back because of both.
+// collect records the answer of an attempt. If the attempt failed after the caller's ctx was done, the saga turns back
+// because of both errors.
 func (r *memoryRun) collect(t *attempt) {
 	a := t.answer
 	r.timed = r.timed || a.err != nil
@@ -175,7 +181,7 @@ func (r *memoryRun) collect(t *attempt) {
 
 func (r *memoryRun) now() time.Time {
 	if !r.timed {
-		return time.Time{} // no attempt has failed, so none waits
+		return time.Time{} // no attempt waits for a time
 	}
 	return time.Now()
 }

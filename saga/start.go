@@ -18,11 +18,11 @@ import (
 
 const (
 	maxPayload = 64 << 10 // maximum bytes of the payload of a signal
-	maxCarried = 4096     // maximum bytes that a saga carries; see RunnerConfig.Inject
+	maxCarried = 4096     // maximum bytes of the text that RunnerConfig.Inject returns
 )
 
-// Start implements [Engine]. Programs call [Handle.Start]. The state is not decoded: it must be one that
-// the definition's Codec has encoded.
+// Start implements [Engine]. Programs call [Handle.Start]. The state must be encoded by the definition's Codec. Start
+// does not check whether it can be decoded.
 func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error) {
 	req, err := r.newStart(ctx, d, id, state)
 	if err != nil {
@@ -79,7 +79,8 @@ func (r *Runner) newStart(
 	return startRequest(d.p, id, state, carried)
 }
 
-// startRequest returns the request for a new saga. The record already has the start of its first steps.
+// startRequest returns the request for a new saga. In the new record, the first steps are already marked as started, so
+// its first runner can call them without another commit.
 func startRequest(p *program, id string, data []byte, carried string) (store.StartRequest, error) {
 	tenant, err := p.tenantOf(data)
 	m := newMachine(p)
@@ -91,8 +92,8 @@ func startRequest(p *program, id string, data []byte, carried string) (store.Sta
 	}, err
 }
 
-// claimAtOnce makes this runner the owner of the new saga if a place is free. The place is reserved until free is
-// called.
+// claimAtOnce makes this runner the owner of the new saga if the runner has a free place. The place is reserved until
+// free is called.
 func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,8 +108,9 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 	}
 }
 
-// Wait returns a saga of any definition once it has ended or is stuck. It returns [ErrNotFound] if there is no such
-// saga, and the end of ctx with the latest error of the store. Programs call [Handle.Result].
+// Wait returns a saga of any definition once it has ended or is stuck. If there is no such saga, the error matches
+// [ErrNotFound]. If ctx is done first, the error matches ctx.Err() and includes the latest error of the store. Programs
+// call [Handle.Result].
 func (r *Runner) Wait(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.wait(ctx, id)
 	if err != nil {
@@ -124,8 +126,8 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 		if ctx.Err() != nil {
 			return rec, errors.Join(ended.Error(ctx), failed)
 		}
-		// Listen before reading the store: otherwise an end between the two would be missed. A saga that this runner
-		// holds has not ended, and is read only if it takes longer than Poll.
+		// Listen before reading the store: otherwise wait could miss that the saga ends between the two. If this runner holds
+		// the saga, it has not ended, so it is read only after the first Poll.
 		done, here := r.listen(id)
 		rec, err = store.Record{}, nil
 		if !first || !here {
@@ -137,7 +139,7 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 			return rec, fmt.Errorf("saga: result of %q: %w", id, err)
 		case err != nil:
 			failed = fmt.Errorf("saga: result of %q: %w", id, err)
-			if ctx.Err() == nil { // otherwise the call was cut short
+			if ctx.Err() == nil { // otherwise Load failed because ctx is done
 				r.storeFailed(ctx, failed)
 			}
 		case rec.Status == Stuck || rec.Status.Ended():
@@ -154,14 +156,14 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 		}
 		t.Stop()
 		r.unlisten(id, done)
-		if rec.Status.Ended() { // a stuck saga may have been retried since
+		if rec.Status.Ended() { // a stuck saga is read again, because an operator may have retried it
 			return rec, nil
 		}
 	}
 }
 
-// listen returns a channel that receives the record when this runner no longer holds the saga. here reports whether
-// the runner holds it now. Then the saga has not ended.
+// listen returns a channel that receives the saga's record when this runner no longer holds the saga. here reports
+// whether the runner holds the saga now, which implies that the saga has not ended.
 func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,7 +182,7 @@ func (r *Runner) unlisten(id string, ended chan store.Record) {
 	}
 }
 
-// wakeResults sends the record to the waiting calls to Wait. The caller holds r.mu.
+// wakeResults sends the record to the calls to Wait that wait for the saga. The caller holds r.mu.
 func (r *Runner) wakeResults(rec store.Record) {
 	for _, ended := range r.waiters[rec.ID] {
 		ended <- rec
@@ -188,7 +190,7 @@ func (r *Runner) wakeResults(rec store.Record) {
 	delete(r.waiters, rec.ID)
 }
 
-// Signal is [Handle.Signal] for a saga of any definition.
+// Signal is like [Handle.Signal], for a saga of any definition.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
@@ -204,7 +206,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	return nil
 }
 
-// SignalTx is [Handle.SignalTx] for a saga of any definition.
+// SignalTx is like [Handle.SignalTx], for a saga of any definition.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", ErrNoTx, id)
@@ -230,10 +232,10 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostR
 			name, len(payload), maxPayload)
 	}
 	return store.PostRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
-		p, _ := r.program(rec.Saga, rec.Version) // nil if only another process knows it
+		p, _ := r.program(rec.Saga, rec.Version) // nil if this process does not know the definition
 		if p != nil {
 			if _, err := load(p, rec); err != nil {
-				p = nil // another build of the program has the steps of the record
+				p = nil // another build of the program wrote the record, with other steps
 			}
 		}
 		if why := refuseSignal(show(rec, p), p, name); why != "" {
@@ -243,8 +245,9 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostR
 	}}, nil
 }
 
-// refuseSignal returns why a saga does not accept a new signal, or "". A saga that has turned back does not, because
-// Undos may have run without the signal. p is its definition, or nil if the definition is not known.
+// refuseSignal returns why a saga does not accept a new signal, or "" if it does. A saga that has turned back accepts
+// no signals, because Undos may already have run without the signal. p is the saga's definition, or nil if it is not
+// known.
 func refuseSignal(in *Instance, p *program, name string) string {
 	switch {
 	case p != nil && !p.hasAwait(name):

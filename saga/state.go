@@ -16,9 +16,9 @@ type Codec[S any] interface {
 	Decode(data []byte, s *S) error
 }
 
-// unkept returns the first field of a state of type t that JSON loses, or "". Such a field has its value while one
-// process runs the saga, and loses it when another process takes the saga over. path is the position of t in the
-// state, and seen has the types that need no check.
+// unkept returns the path of the first field that JSON loses in a value of type t, or "" if there is none. Such a field
+// has its value while one process runs the saga, and loses it when another process takes the saga over. path is the
+// path from the state to t. seen has the types that were checked already.
 func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	if seen[t] || marshals(t) {
 		return ""
@@ -30,13 +30,13 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		return cmp.Or(path, " of type "+t.String())
 	case reflect.Interface:
-		if t.NumMethod() > 0 { // JSON encodes an error but cannot decode it
+		if t.NumMethod() > 0 { // for example, JSON encodes an error but cannot decode it
 			return cmp.Or(path, " of type "+t.String())
 		}
 	case reflect.Struct:
 		names := make(map[string]bool)
 		for name, f := range jsonFields(t) {
-			if names[name] { // JSON has at most one of them
+			if names[name] { // JSON encodes at most one of several fields with the same name
 				return path + "." + f.Name
 			}
 			names[name] = true
@@ -48,7 +48,7 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 			embedded := f.Anonymous && f.Type.Kind() == reflect.Struct
 			if f.Tag.Get("json") == "-" || !f.IsExported() && !embedded {
 				if f.Type.Size() == 0 {
-					continue // it has no value
+					continue // a type of size 0 has no value to lose
 				}
 				return name
 			}
@@ -66,10 +66,10 @@ func marshals(t reflect.Type) bool {
 	return p.Implements(reflect.TypeFor[json.Marshaler]()) || p.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
 
-// mergeState writes a step's changes into the state: every field in which changed, the step's copy of the state,
-// differs from base, its initial copy. Fields of structs and entries of maps are merged one by one, other values as a
-// whole. It is a conflict if another step has changed a field to a different value. All three are pointers to the same
-// type.
+// mergeState writes the changes of a step into a state. base is the copy of the state that the step received, and
+// changed is the same copy after the step. Each field in which the two differ is copied to into. Fields of structs and
+// entries of maps are merged one by one, other values as a whole. mergeState returns an error if another step has
+// changed the same field of into to a different value. All three arguments are pointers to the same type.
 func mergeState(into, base, changed any) error {
 	return mergeValue(reflect.ValueOf(into).Elem(), reflect.ValueOf(base).Elem(), reflect.ValueOf(changed).Elem(), "")
 }
