@@ -11,8 +11,9 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite, as the Migrate of sqlstore does.
-// Delete rows when no saga and no message can be as old: a command that arrives later is applied again.
+// BarrierTable is the SQL that creates the table of [Apply] in a participant's PostgreSQL or SQLite database. The
+// Migrate method of a sqlstore also creates the table. The table has a row for each command. Delete a row only when no
+// saga and no message of that age exists any more: if the command arrives again after that, it is applied again.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'
 const BarrierTable = participant.Table
@@ -20,18 +21,20 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx once: fn makes its changes in a transaction of db, in which Apply also records the
-// command in the [BarrierTable].
+// Apply applies the command of ctx (see [CommandFrom]) only once: fn makes its changes in a transaction of db, in which
+// Apply also records the command in the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
 //		return book(ctx, tx, room) // or saga.Declined(err): there is no room, and that is remembered
 //	})
 //
-// For a command that was applied before, Apply returns nil and does not call fn. If Do needs a result, fn must store
-// it under the command id, and Do must read it there. A command that was declined is declined again. An Undo whose Do
-// never arrived, or was declined, does not call fn, and a Do that arrives after that Undo is declined. After any
-// other error, the command can be sent again. fn must return a deadlock error of MySQL unchanged, since MySQL has
-// rolled the command's row back: otherwise the command would be applied twice.
+// If the command was applied before, Apply returns nil and does not call fn. If Do needs a result, fn must store the
+// result under the command ID, and Do must read it there. If the command was declined before, Apply returns a
+// [Declined] error again. For an Undo whose Do never arrived or was declined, Apply returns nil and does not call fn.
+// If that Do arrives after its Undo, it is declined. After any other error, the command can be sent again.
+//
+// On MySQL, fn must return a deadlock error unchanged. MySQL has then rolled back the row that records the command, so
+// the command could be applied twice if fn continued and returned nil.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {
@@ -75,13 +78,13 @@ func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	return err
 }
 
-// A barrier has the SQL statements for one kind of database.
+// A barrier has the SQL statements of Apply for one kind of database.
 type barrier struct {
 	insert string // inserts a row (saga, step, op, reason) unless it exists
 	reason string // selects the reason of a row (saga, step, op)
 
-	insertPrint string // as insert, with the fingerprint of the request
-	printed     string // the reason and the fingerprint of the row (saga, step, op)
+	insertPrint string // like insert, with the fingerprint of the request
+	printed     string // selects the reason and the fingerprint of a row (saga, step, op)
 }
 
 // standardBarrier is for PostgreSQL and SQLite.
@@ -100,11 +103,13 @@ var mysqlBarrier = barrier{
 	printed:     `SELECT reason, fingerprint FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
 }
 
-// barrierVersion is the version of the table. A changed table has a row with the op "version". Its reason has the
-// version of the table and the oldest version of a program that can use it.
+// barrierVersion is the version of the table that this version of the package creates. If a later version changes the
+// table, the table has a row with the op "version". The reason of that row has two numbers: the version of the table,
+// and the oldest version of a program that can use it.
 const barrierVersion = 1
 
-// barrierFor queries the kind of the database and the version of the table. Only MySQL executes the comment.
+// barrierFor queries the kind of the database and the version of the table. Only MySQL executes the text in the SQL
+// comment, so only there the first number is 2.
 func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
 	var n int
 	var row sql.NullString
@@ -125,8 +130,8 @@ func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
 	return &standardBarrier, nil
 }
 
-// inTx calls fn in a transaction, and commits if fn returns nil. It retries once if the server rejects writes or the
-// driver has a stale statement.
+// inTx calls fn in a transaction, and commits if fn returns nil. It tries once more if the server rejects writes, or if
+// a prepared statement of the driver is stale.
 func inTx(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	return sqldb.Write(ctx, db, func(ctx context.Context, on sqldb.Conn) error {
 		tx, err := on.BeginTx(ctx, nil)
@@ -144,7 +149,8 @@ func inTx(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	})
 }
 
-// A delivery is a command that has arrived at its participant, with the participant's transaction.
+// A delivery is a command that has arrived at its participant, with the transaction in which the participant applies
+// it.
 type delivery struct {
 	b        *barrier
 	tx       *sql.Tx
@@ -180,7 +186,8 @@ func (d *delivery) do(ctx context.Context, reason string, fn func(*sql.Tx) error
 	return Declined(participant.ErrUndone)
 }
 
-// undo calls fn if the Do was applied. Otherwise it inserts a row that declines a late Do.
+// undo calls fn if the Do was applied. Otherwise it inserts the row of the Do, so that a Do that arrives late is
+// declined.
 func (d *delivery) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 	never := false
 	err := d.do(ctx, string(OpUndo), func(*sql.Tx) error {
@@ -220,8 +227,9 @@ func (d *delivery) insertRow(ctx context.Context, op Op, reason string) (first b
 	return n > 0, nil
 }
 
-// recorded returns the reason of a command's row. If the row is of a request with the same command as the one that has
-// arrived, and both have a fingerprint, it returns an error unless they are equal.
+// recorded returns the reason in a command's row. arrived is the operation that has arrived. If the request that
+// inserted the row had the same command as this request, the two requests must be equal: recorded returns an error if
+// both have a fingerprint and the fingerprints differ.
 func (d *delivery) recorded(ctx context.Context, op, arrived Op) (reason string, err error) {
 	fingerprint, before := participant.Fingerprint(ctx), ""
 	if fingerprint == "" {
@@ -232,7 +240,7 @@ func (d *delivery) recorded(ctx context.Context, op, arrived Op) (reason string,
 	if err != nil {
 		return "", fmt.Errorf("saga: barrier: %w", err)
 	}
-	written := op // the Undo whose Do has never arrived writes the row of the Do
+	written := op // an Undo whose Do has never arrived writes the row of the Do
 	if reason == string(OpUndo) {
 		written = OpUndo
 	}

@@ -2,16 +2,18 @@ package saga
 
 import "slices"
 
-// A Child makes a step consist of sagas. See Step.Child.
+// A Child makes a step start one or more sagas, its children, and wait for them. [ChildOf] and [ChildrenOf] return a
+// Child for Step.Child.
 //
-// The step is done when all children are completed. It fails when one was compensated or abandoned, and waits while one
-// is stuck. It is undone when all have turned back, including completed ones; an abandoned child counts as undone.
+// The step is done when all children are completed. It fails when a child was compensated or abandoned, and waits while
+// a child is stuck. The step is undone when all its children have turned back, including completed children. An
+// abandoned child counts as undone.
 //
-// Children with a pivot can start only at the parent's pivot or after it. Such a step fails when all children have
-// ended, without effect if all were compensated.
+// Children whose definition has a pivot can be started only by the parent's pivot or a later step. Such a step does not
+// fail before all its children have ended. If all of them were compensated, the step took no effect.
 //
-// [Register] registers the definition of the children with that of the parent. They run in any runner, and are
-// deleted with their parent.
+// [Register] registers the definition of the children together with the parent's. Children can run in any runner that
+// knows their definition. They are deleted with their parent.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.
@@ -19,12 +21,13 @@ type child struct {
 	program func() (*program, error)
 	pivots  func() bool                     // reports whether the definition has a pivot
 	begin   func(s any) ([]any, error)      // returns the states, each a *C; nil if the Child is incomplete
-	end     func(s any, states []any) error // receives the states of the completed children
+	end     func(s any, states []any) error // merges the states of the completed children into s
 }
 
-// ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called, and
-// must not change s. end, which may be nil, merges the final state of the completed child into s. Their errors are
-// those of a Do, except that a [Declined] error is about one attempt only.
+// ChildOf returns a Child with one saga of the definition sg. begin returns the child's initial state. It must return
+// the same state whenever it is called, and must not change s. end merges the final state of the completed child into
+// s; it may be nil. Errors of begin and end are treated like those of a Do, except that a [Declined] error applies to
+// one attempt only.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -39,8 +42,9 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 	return ChildrenOf(sg, many, func(s *S, c []C) error { return end(s, c[0]) })
 }
 
-// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel and keep their order. An attempt starts all
-// of them one by one, or reads all their states: for 10,000 children, give the step a Timeout of more than 1 minute.
+// ChildrenOf is like [ChildOf], for any number of sagas that run in parallel. end receives their states in the order in
+// which begin returned them. One attempt of the step starts all children one by one, and a later attempt reads all
+// their states: for 10,000 children, give the step a Timeout of more than 1 minute.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}
@@ -68,7 +72,8 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 	return &Child[S]{c}
 }
 
-// notDeclined limits a Declined error to one attempt: begin and end know nothing about other attempts.
+// notDeclined limits a Declined error of begin or end to one attempt, because these functions know nothing about other
+// attempts.
 func notDeclined(err error) error {
 	if IsDeclined(err) {
 		return withoutEffect(err)

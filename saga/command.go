@@ -10,23 +10,25 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// A Command identifies an operation of a step to its participant.
+// A Command identifies an operation of a step, Do or Undo, to its participant.
 type Command struct {
-	ID      string // "<saga id>/<step>/do" or ".../undo", the same for all attempts
-	Attempt int    // from 1; a crash can make it smaller
-	Epoch   int64  // a fencing token, which grows with each claim; zero with [Run], on Temporal, and in a sagahttp.Handler
+	ID      string // "<saga id>/<step>/do" or "<saga id>/<step>/undo", the same for all attempts
+	Attempt int    // the number of the attempt, from 1; attempts before a crash may not count
+	// Epoch is a fencing token: it grows each time that a runner claims the saga. It is zero with [Run], on Temporal, and
+	// in a sagahttp.Handler.
+	Epoch int64
 }
 
 // commandKey is the key of an *attempt or an *explicitCommand in a ctx.
 type commandKey struct{}
 
-// An explicitCommand is the command from WithCommand, with the signals of the surrounding attempt.
+// An explicitCommand is the command that was passed to WithCommand, with the signals of the ctx.
 type explicitCommand struct {
 	command Command
 	signals map[string][]byte
 }
 
-// CommandFrom returns the command of a step from its ctx, or the zero Command if ctx is not that of a step.
+// CommandFrom returns the command of a step from its ctx, or the zero Command if ctx is not the ctx of a step.
 func CommandFrom(ctx context.Context) Command {
 	switch c := ctx.Value(commandKey{}).(type) {
 	case *explicitCommand:
@@ -46,7 +48,7 @@ func WithCommand(ctx context.Context, cmd Command) context.Context {
 	return context.WithValue(ctx, commandKey{}, &explicitCommand{cmd, signalsFrom(ctx)})
 }
 
-// A runID is the ID of a Run. It is generated when a step first requests its command.
+// A runID is the saga ID of a call to Run. It is generated when a step first requests its command.
 type runID struct {
 	once sync.Once
 	text string
@@ -57,15 +59,18 @@ func (r *runID) id() string {
 	return r.text
 }
 
-// DoID returns the ID of the Do that the command is or undoes, or "" if c.ID is not the id of a command.
+// DoID returns the ID of the step's Do: c.ID if the command is a Do, or the ID of the Do that the command undoes. It
+// returns "" if c.ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child, from 0, of a step: "<id>/<step>/<n>", or an id with a hash if that is too
-// long. With 3 children, number 4 is child 1 after an [ActionRetry] has started it again, and number 7 is the next one.
+// ChildID returns the id of the nth child of a step, counted from 0: "<id>/<step>/<n>". If that is too long, the id
+// ends with a hash. If an [ActionRetry] starts a child again, its n increases by the number of children. For example,
+// if a step has 3 children, child 1 is started again as number 4, and then as number 7.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
-// withAttempt returns the ctx of an attempt. A step that the saga does not retry starts a new operation, even if the
-// caller of Run is itself within an attempt.
+// withAttempt returns the ctx of an attempt. It marks ctx as an attempt that the saga retries, so a Retrier in the step
+// does not retry as well. If the step has only one attempt, ctx is marked as a new operation, which a Retrier may
+// retry, even if the caller of Run is itself within an attempt.
 func withAttempt(ctx context.Context, t *attempt) context.Context {
 	st, n := &t.p.steps[t.n], t.Command.Attempt
 	if t.Op == OpDo && st.attempts == 1 || t.Op == OpUndo && st.undoAttempts == 1 {
@@ -74,8 +79,8 @@ func withAttempt(ctx context.Context, t *attempt) context.Context {
 	return retrying.With(context.WithValue(ctx, commandKey{}, t), n)
 }
 
-// SignalFrom returns the payload of a signal from the ctx of the step that awaited it, of later steps, and of an Undo.
-// ok reports whether the signal has arrived.
+// SignalFrom returns the payload of a signal. ctx is the ctx of the step that awaited the signal, of a later step, or
+// of an Undo. ok reports whether the signal has arrived.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 	payload, ok = signalsFrom(ctx)[name]
 	return bytes.Clone(payload), ok

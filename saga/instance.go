@@ -11,11 +11,11 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Instance is a saga as it was at Now. All times are those of the store's clock.
+// An Instance describes a saga at the time Now. All its times are from the store's clock.
 type Instance struct {
 	ID      string // 1 to 200 bytes
 	Saga    string // the Name of the definition
-	Version int    // of the definition
+	Version int    // the Version of the definition
 	Status  Status
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // in the definition's order
@@ -23,12 +23,12 @@ type Instance struct {
 
 	TurnedBack bool   // the saga is being, or has been, undone
 	Step       string // the step at which the saga turned back or got stuck
-	Cause      string // the reason why it did
+	Cause      string // the reason why the saga turned back or got stuck
 
 	Owner      string    // the runner that holds the saga, or ""
-	Epoch      int64     // the number of claims
+	Epoch      int64     // the number of times that a runner claimed the saga
 	Seq        int64     // the number of entries in the saga's log
-	WakeAt     time.Time // when the lease ends or, without an owner, when the saga is due
+	WakeAt     time.Time // when the owner's lease ends; if there is no owner, when the saga is due
 	CompleteBy time.Time // the deadline of Saga.Timeout; zero means none
 
 	Failures        int    // attempts that failed since a step last succeeded
@@ -40,28 +40,29 @@ type Instance struct {
 	UpdatedAt time.Time
 	Now       time.Time // when the saga was read
 
-	// Actions are allowed now. All but ActionCancel and ActionAbandon need a runner with the definition.
+	// Actions are the actions that are allowed now. All of them except ActionCancel and ActionAbandon need a runner with
+	// which the definition is registered.
 	Actions []Action
 
 	progress
 }
 
-// A StepState is the progress of a step. While a runner holds the saga, attempts since its last write are missing: a
-// step that is started may have taken effect even if MaybeApplied is false.
+// A StepState is the progress of a step. While a runner holds the saga, the attempts since the runner's last write are
+// missing. So a step with the status StepStarted may have taken effect even if MaybeApplied is false.
 type StepState struct {
 	Name         string     `json:"n"`
 	Status       StepStatus `json:"s"`
-	Attempts     int        `json:"a,omitempty"` // of Do, as far as is known
+	Attempts     int        `json:"a,omitempty"` // attempts of Do, as far as they are recorded
 	Undos        int        `json:"u,omitempty"` // attempts of Undo
 	Refusals     int        `json:"r,omitempty"` // consecutive refusals by a policy
 	MaybeApplied bool       `json:"m,omitempty"` // an attempt of Do may have taken effect
-	Error        string     `json:"e,omitempty"` // of the latest failure
+	Error        string     `json:"e,omitempty"` // the error of the latest failed attempt
 	NotBefore    time.Time  `json:"t,omitzero"`  // when the next attempt may start, or the wait ends
 
 	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children started
-	Children     int       `json:"c,omitempty"` // the number of sagas that the step has started, as far as is known
+	Children     int       `json:"c,omitempty"` // the recorded number of sagas that the step has started
 
-	// Parallel and Pivot are those of a definition that is registered with the runner, otherwise false.
+	// Parallel and Pivot are the fields of the Step. They are false if the definition is not registered with the runner.
 	Parallel bool `json:"-"`
 	Pivot    bool `json:"-"`
 }
@@ -74,24 +75,26 @@ func (st *StepState) attempts(op Op) *int {
 	return &st.Attempts
 }
 
-// progress is the unexported part of an Instance that is stored.
+// progress contains the unexported fields of an Instance that the store keeps.
 type progress struct {
 	canceled bool      // a request to turn back has reached the owner
-	carried  string    // of RunnerConfig.Inject
-	since    time.Time // of the last progress
-	answered bool      // Cause is the text of an answer
-	pivot    *string   // the name of the pivot; "" for none, nil if not known
-	hung     []string  // steps with an attempt that ignores the end of its ctx; never changed in place
+	carried  string    // the text that RunnerConfig.Inject returned
+	since    time.Time // the time of the last progress
+	answered bool      // Cause is the text of a participant's answer
+	pivot    *string   // the name of the pivot; "" if there is none, nil if it is not known
+	hung     []string  // steps with an attempt that does not return after its timeout; never changed in place
 
-	// Of a record that a runner could not read, until one that can has written it.
-	unread time.Time // since when
-	orphan bool      // an owner before crashed, so that started steps may have taken effect
+	// A runner that cannot read the record sets these fields in it. The first commit of a runner that can read it clears
+	// them.
+	unread time.Time // the time since which no runner could read the record
+	orphan bool      // a previous owner crashed, so started steps may have taken effect
 
-	// StartTx started the saga, and EventCreated is not reported yet: the transaction could be rolled back.
+	// StartTx started the saga, and no runner has reported EventCreated yet. StartTx cannot report it, because its
+	// transaction may be rolled back.
 	unreported bool
 }
 
-// stored is the form in which the Progress of a Record holds an Instance.
+// stored is the JSON form of those fields of an Instance that are in the Progress of a Record.
 type stored struct {
 	V          int         `json:"v,omitempty"` // see progressVersion
 	TurnedBack bool        `json:"turned_back,omitempty"`
@@ -109,11 +112,11 @@ type stored struct {
 	Unreported bool        `json:"unreported,omitempty"`
 }
 
-// progressVersion is the V of a Progress. Fields may be added, and it is increased if a version of this package that
-// does not know them must not read it.
+// progressVersion is the version of the JSON in a Progress. A new field does not need a new version, unless older
+// versions of this package, which do not know the field, must not read the Progress.
 const progressVersion = 0
 
-// encode returns the Steps of a Record.
+// encode returns the Progress of a Record.
 func (in *Instance) encode() []byte {
 	data, err := json.Marshal(&stored{
 		V: progressVersion, TurnedBack: in.TurnedBack, Canceled: in.canceled, Carried: in.carried, Since: in.since,
@@ -152,17 +155,18 @@ func decode(rec *store.Record) (*Instance, error) {
 	return in, err
 }
 
-// show returns the Instance of a record for users. p is its definition, or nil if the definition is not known.
+// show returns the Instance of a record for programs and operators. p is the saga's definition, or nil if it is not
+// known.
 func show(rec *store.Record, p *program) *Instance {
 	in, _ := decode(rec)
 	in.complete(p)
 	return in
 }
 
-// complete sets the fields that follow from the definition p, which may be nil, and from other fields.
+// complete sets the fields that are derived from other fields and from the definition p, which may be nil.
 func (in *Instance) complete(p *program) {
 	if in.Status == Stuck && in.Cause == "" {
-		in.Cause = in.LastError // its record could not be read and was left unchanged
+		in.Cause = in.LastError // a runner that could not read the record has not set a Cause
 	}
 	if in.pivot == nil && p != nil {
 		in.pivot = &p.pivotName
@@ -176,8 +180,8 @@ func (in *Instance) complete(p *program) {
 	in.Actions = in.actions()
 }
 
-// pivotDone reports whether the pivot is done. Then the saga no longer turns back. The record has the name of the
-// pivot, so the definition may be unknown.
+// pivotDone reports whether the pivot is done, so that the saga no longer turns back. It needs no definition, because
+// the record has the name of the pivot.
 func (in *Instance) pivotDone() bool {
 	return !in.TurnedBack && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
 		return st.Name == *in.pivot && complete(st.Status)
@@ -187,30 +191,33 @@ func (in *Instance) pivotDone() bool {
 // IdleFor returns the time for which the saga has made no progress.
 func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
-// An Action changes the course of a saga. See [Runner.Operate]. While a runner holds the saga, only ActionCancel and
-// ActionAbandon are allowed, and ActionRetry once EventStalled has reported a step that does not return.
+// An Action is an operator's intervention in a saga. See [Runner.Operate]. While a runner holds the saga, only
+// ActionCancel and ActionAbandon are allowed. ActionRetry is also allowed if EventStalled has reported a step that does
+// not return.
 type Action string
 
 const (
 	// ActionCancel turns a running saga back, as [Handle.Cancel] does.
 	ActionCancel Action = "cancel"
 
-	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next attempt
-	// now. Delay and AwaitFor remain. Children that were compensated or abandoned are started again under new ids.
-	// If a step does not return, ActionRetry takes the saga from its runner: attempts in progress may have taken
-	// effect, and their results are dropped. A cancel that was requested before then turns it back.
+	// ActionRetry lets a stuck saga continue in its direction: forward, or back if it has turned back. The attempts of
+	// failed steps count from zero again, and the next attempt starts immediately. The waits of Delay and AwaitFor are not
+	// shortened. Children that were compensated or abandoned are started again under new ids.
+	//
+	// If a step does not return, ActionRetry takes the saga from its runner. Attempts in progress may have taken effect,
+	// and their results are dropped. If a cancel was requested before, the saga then turns back.
 	ActionRetry Action = "retry"
 
-	// ActionSkip leaves a step as it is, and the saga continues after it and does not undo it later. The step is one
-	// that waits or has been started, and is neither done nor undone.
+	// ActionSkip declares a step settled without another attempt. The saga continues after the step, and does not undo the
+	// step later. The step must be one that waits or was started, and that is neither done nor undone.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done. The operator knows that a pivot without Undo, which
-	// may have taken effect, has not.
+	// ActionCompensate turns back a saga whose pivot is not done. If a pivot without Undo may have taken effect, it is
+	// skipped: the operator must know that it has not taken effect.
 	ActionCompensate Action = "compensate"
 
-	// ActionAbandon ends a saga as it is, even if its definition is unknown. Attempts are canceled with the next
-	// heartbeat of the saga's owner, and their results are dropped.
+	// ActionAbandon ends a saga without undoing its steps, even if its definition is unknown. Attempts in progress are
+	// canceled at the next heartbeat of the saga's owner, and their results are dropped.
 	ActionAbandon Action = "abandon"
 )
 
@@ -247,7 +254,7 @@ func (in *Instance) blocker() string {
 			return st.Name
 		}
 	}
-	return "" // Step is the step at which the saga turned back
+	return "" // in.Step is not the blocker: it is the step at which the saga turned back
 }
 
 // failure returns the error of a recorded saga that did not complete.
@@ -284,7 +291,8 @@ func reason(text string) error {
 	return recorded(text)
 }
 
-// recorded returns an error with a recorded text. It matches the sentinel error that the original matched.
+// recorded returns an error with a recorded text. It matches ErrCanceled, ErrDeadline or ErrNoSignal if the original
+// error did.
 func recorded(text string) error {
 	for _, known := range []error{ErrCanceled, ErrDeadline, ErrNoSignal} {
 		if text == known.Error() {
@@ -297,8 +305,8 @@ func recorded(text string) error {
 	return errors.New(text)
 }
 
-// storable returns the text of an error or an operator in a form that every store accepts: valid UTF-8 without NUL, of
-// limited length.
+// storable returns the text of an error or of an operator in a form that every store accepts: valid UTF-8 without NUL,
+// and not too long.
 func storable(s string) string {
 	const most = 4000
 	if len(s) > most {

@@ -24,19 +24,19 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 // A Filter selects sagas for [Runner.List]. Zero fields select all sagas.
 type Filter struct {
 	Saga   string   // the Name of the definition
-	Status []Status // any of these
-	ID     string   // the id, or its beginning
+	Status []Status // any of these statuses; empty means every status
+	ID     string   // the saga's id, or a prefix of it
 
-	CreatedBefore time.Time // according to the store's clock
+	CreatedBefore time.Time // only sagas created before this time of the store's clock
 
-	After string // the next of the previous page
+	After string // the next that List returned for the previous page
 	Limit int    // the number of sagas in a page; zero means 100
 
-	WithoutState bool // leave State nil, which saves reading it
+	WithoutState bool // omit the State, which saves reading it
 }
 
-// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After of the following
-// page, or "" if this is the last one.
+// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After for the
+// following page, or "" if this is the last page.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -53,9 +53,9 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns up to limit entries of the log of a saga with a Seq greater than after, the oldest first. A limit of
-// 0 means all. If after is 0 and there is no such saga, the error matches [ErrNotFound]; with another after, the result
-// is empty.
+// History returns entries in the log of a saga, the oldest first: up to limit entries whose Seq is greater than after.
+// A limit of 0 means all entries. If there is no such saga, the error matches [ErrNotFound] if after is 0; otherwise
+// the result is empty.
 func (r *Runner) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
@@ -70,8 +70,8 @@ func (r *Runner) History(ctx context.Context, id string, after int64, limit int)
 // An Entry is an entry in the log of a saga.
 type Entry = store.Entry
 
-// cancel asks a running saga to turn back, and returns once that is recorded: in this process that is at once, in
-// another with the owner's next commit or heartbeat.
+// cancel requests that a running saga turn back, and returns when the request is recorded. An owner in this process
+// receives the request immediately. An owner in another process receives it with its next commit or heartbeat.
 func (r *Runner) cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -104,30 +104,35 @@ func (r *Runner) cancel(ctx context.Context, id, note string) error {
 // An Operation is an operator's [Action] with its arguments.
 type Operation struct {
 	Action Action
-	Step   string // of ActionSkip; empty means the step that keeps a stuck saga from continuing, and is an error otherwise
-	Note   string // for the log; only the first 4,000 bytes are kept
+	// Step is the step that ActionSkip skips. Empty means the step that prevents a stuck saga from continuing. If the saga
+	// is not stuck, ActionSkip needs a Step.
+	Step string
+	Note string // a text for the saga's log; only the first 4,000 bytes are stored
 
-	// Seq is that of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel
-	// is allowed. Zero means any.
+	// Seq is the Seq of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel is
+	// allowed. Zero means that the log may have grown.
 	Seq int64
 
-	// State replaces the state, encoded as the definition's Codec does: it may be what a step that ActionSkip skips
-	// would have left. Nil means that the state does not change. Version moves the saga to another registered version of
-	// its definition, whose steps must include those that are done, undone, skipped or may have taken effect, in the
-	// same order, and whose pivot must be done if the saga's is. A step that it adds before these is done next, even
-	// after the pivot, where a Declined makes the saga stuck. It may be the saga's own version if a deployment changed
-	// the steps of that. Zero means that the version does not change.
+	// State replaces the saga's state. It is encoded as the definition's Codec encodes a state. For example, if ActionSkip
+	// skips a step, it may be the state that the step would have left. Nil means that the state does not change.
 	//
-	// Both need ActionRetry, ActionSkip or ActionCompensate, and a Note, which the log has together with what was
-	// replaced. They are not allowed unless the saga is stuck, or waits and no runner holds it.
-	State   []byte
+	// State and Version need ActionRetry, ActionSkip or ActionCompensate, and a Note. They are allowed only if the saga is
+	// stuck, or if it waits and no runner holds it. The saga's log records the Note, whether the state was replaced, and
+	// the old and the new version.
+	State []byte
+	// Version moves the saga to another registered version of its definition. The steps of that version must include, in
+	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the saga's
+	// pivot is done, the pivot of that version must be done as well. If that version has an additional step before these
+	// steps, the additional step is done next, even after the pivot. If it then returns a [Declined] error, the saga is
+	// stuck. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that the
+	// version does not change.
 	Version int
 }
 
 // replaces reports whether the operation changes the state or the version.
 func (op *Operation) replaces() bool { return op.State != nil || op.Version != 0 }
 
-// note returns the Note, with what the operation has replaced. was is the version before.
+// note returns the Note, followed by the changes to the version and the state. was is the version before the operation.
 func (op *Operation) note(was int) string {
 	moved := fmt.Sprintf("moved from version %d to %d", was, op.Version)
 	switch {
@@ -141,9 +146,9 @@ func (op *Operation) note(was int) string {
 	return op.Note
 }
 
-// Operate changes the course of a saga. The error matches [ErrNotFound] if there is no such saga, [ErrNotAllowed] if
-// the saga's status or its log does not allow the operation, and [ErrNotRegistered] if this runner must know the
-// definition.
+// Operate applies an operator's action to a saga. The error matches [ErrNotFound] if there is no such saga,
+// [ErrNotAllowed] if the saga's status or its log does not allow the operation, and [ErrNotRegistered] if the operation
+// needs the saga's definition and this runner does not have it.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if op.Action == ActionCancel {
 		return r.cancel(ctx, id, op.Note)
@@ -156,7 +161,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		case op.Seq != 0 && rec.Seq != op.Seq:
 			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
-		case op.Action == ActionAbandon && !op.replaces(): // needs no decision, so that the definition need not be known
+		case op.Action == ActionAbandon && !op.replaces(): // works even if the definition is unknown
 			return store.CommitRequest{
 				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note),
 				Failures: rec.Failures, Takeovers: rec.Takeovers,
@@ -168,7 +173,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	return err
 }
 
-// decide returns the commit of the decision about a saga that no runner holds.
+// decide returns the commit for the machine's decision about in. No runner holds the saga.
 func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, err error) {
 	var m *machine
 	if op := in.Operation; op != nil && op.Version != 0 {
@@ -192,7 +197,8 @@ func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, e
 	if !bytes.Equal(m.State, rec.State) {
 		req.State = m.State
 	}
-	// Signals and the ends of children are not known here: the next owner looks.
+	// If the saga waits for signals or children, they may have arrived or ended by now. So the saga is due immediately,
+	// and its next owner reads them.
 	if !m.onOutside(rec.Now) && !d.WakeAt.IsZero() {
 		req.WakeIn = max(d.WakeAt.Sub(rec.Now), 0)
 	}
@@ -228,8 +234,9 @@ func (r *Runner) movedMachine(rec *store.Record, op *Operation) (*machine, error
 	return m, nil
 }
 
-// write commits what next makes of the record of a saga that nobody holds or is to hold any more. If
-// another write comes first, it asks next again. It returns the status of the saga.
+// write loads the record of a saga, calls next with it, and commits the request that next returns. The commit releases
+// the saga from its owner, if it has one. If another write comes first, write loads the record and calls next again. It
+// returns the saga's status.
 func (r *Runner) write(
 	ctx context.Context, action Action, id string, next func(*store.Record) (store.CommitRequest, error),
 ) (Status, error) {
