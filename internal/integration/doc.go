@@ -1,3 +1,2 @@
-// Package integration tests the patterns against real servers: Redis,
-// PostgreSQL, SQLite.
+// Package integration tests the packages of this module against real servers, such as Redis, PostgreSQL and MariaDB.
 package integration

@@ -1,2 +1,2 @@
-// Package data tests resiliencesql, resilienceredis and resiliencepgx on real servers.
+// Package data tests resiliencesql, resilienceredis and resiliencepgx against real servers.
 package data

@@ -2,28 +2,27 @@ package faultproxy
 
 import "time"
 
-// A Fault is one way in which a network, or a server, fails.
+// A Fault is one way in which a network or a server can fail.
 type Fault struct {
 	Name string
 
-	// Begin makes a Proxy fail so. Proxy.Heal ends it.
+	// Begin starts the fault on a Proxy. Proxy.Heal ends the fault.
 	Begin func(*Proxy)
 
-	// Brief reports whether only the connections that are open are affected, so that
-	// a client that makes new ones recovers without Heal.
+	// Brief reports whether the fault affects only open connections. In this case, a client that opens new connections
+	// recovers without Heal.
 	Brief bool
 }
 
-// Every returns the faults that leave a client without an answer for longer than
-// patience, each in the direction to the server, where the server does not hear of
-// the request or hears of it later, and to the client, where it has done what it was
-// asked to.
+// Every returns the faults that leave a client without an answer for longer than patience. There is a fault for each
+// direction. If the direction is to the server, the server never receives the request, or receives it late. If the
+// direction is to the client, the server has executed the request, but the client does not get the answer in time.
 func Every(patience time.Duration) []Fault {
 	delay := func([]byte) time.Duration { return 2 * patience }
 	reset := func(p *Proxy) func([]byte) time.Duration {
 		return func([]byte) time.Duration { p.Reset(); return time.Hour }
 	}
-	// A call of a client is more than 100 bytes long.
+	// This is slow enough because a request of a client has more than 100 bytes.
 	slow := max(1, int(100*time.Second/max(2*patience, 1)))
 	return []Fault{
 		{Name: "requests delayed", Begin: func(p *Proxy) { p.Delay(ToServer, delay) }},

@@ -1,19 +1,18 @@
-// Package faultproxy is a bad network between a client and a server: a TCP proxy
-// for tests that delays, holds back, loses and cuts what goes through it.
+// Package faultproxy simulates a bad network between a client and a server. It provides a TCP proxy for tests that
+// delays, holds back or drops data and resets connections.
 //
 //	proxy := faultproxy.New(t, "127.0.0.1:5432")
 //	db := open(proxy.Addr())
-//	proxy.Hold(faultproxy.ToServer) // the server hears nothing
+//	proxy.Hold(faultproxy.ToServer) // the server receives nothing
 //	...
-//	proxy.Heal()                    // now it hears all of it
+//	proxy.Heal() // the server receives all data
 //
-// A sender is never told of a fault. What it writes is read at once and waits in
-// the proxy, also when the sender closes its connection meanwhile: the receiver
-// then gets the data, and the end of the stream after it. That is how a COMMIT
-// takes effect after its client has given up.
+// A sender does not notice a fault. The proxy immediately reads all data that the sender writes, and stores the data
+// until it can be delivered. If the sender closes its connection by then, the receiver still gets the data, and then
+// the end of the stream. In this way, a COMMIT can take effect after its client has stopped waiting.
 //
-// TCP repairs what an interruption loses, so an interruption that ends is a Hold
-// that is healed. What never arrives is a Cut: a half-open connection.
+// TCP resends data that was lost in an interruption. Therefore, use Hold and then Heal to simulate an interruption
+// that ends. Use Cut to simulate a half-open connection, on which data never arrives.
 package faultproxy
 
 import (
@@ -25,19 +24,18 @@ import (
 	"time"
 )
 
-// A Direction is the way that data takes.
+// A Direction is the direction in which data is sent.
 type Direction uint8
 
-// The directions. Both is each of the two.
+// The directions. A fault with the direction Both applies to each of the two directions.
 const (
 	ToServer Direction = 1 << iota
 	ToClient
 	Both = ToServer | ToClient
 )
 
-// A Proxy forwards connections to one server. Faults apply to the connections
-// that are open and to those that come, until Heal; Cut and Reset apply to those
-// that are open. A Proxy is safe for concurrent use.
+// A Proxy forwards connections to one server. Faults apply to open connections and to new connections, until Heal is
+// called. Cut and Reset apply only to open connections. A Proxy is safe for concurrent use.
 type Proxy struct {
 	addr string
 
@@ -46,21 +44,21 @@ type Proxy struct {
 	changed  chan struct{} // closed when a fault changes
 	faults   [Both + 1]faults
 	links    map[*link]struct{}
-	listener net.Listener // nil: connections are refused
+	listener net.Listener // nil while connections are refused
 	closed   bool
 	work     sync.WaitGroup
 }
 
-// faults are those of one direction.
+// faults are the faults of one direction.
 type faults struct {
 	delay func([]byte) time.Duration
-	rate  int // bytes a second; 0: any number
+	rate  int // bytes per second; 0 means no limit
 	held  bool
 	hung  bool
 }
 
-// New returns a proxy to a server, on a free port of the loopback interface. It
-// ends with the test.
+// New returns a proxy for a server, on a free port of the loopback interface. The proxy is closed at the end of the
+// test.
 func New(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,50 +74,47 @@ func New(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Addr returns the address to connect to.
+// Addr returns the address to which clients connect.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Point sends the connections that come to another server, as a name does whose address has
-// changed. Those that are open stay with theirs.
+// Point makes the proxy connect new connections to another server, like a DNS name whose address has changed. Open
+// connections stay connected to their server.
 func (p *Proxy) Point(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
 }
 
-// Conns returns the number of open connections. A connection is open until each
-// side has closed it and has been told that the other has.
+// Conns returns the number of open connections. A connection is open until both sides have closed it and each side
+// has been notified that the other side has closed it.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.links)
 }
 
-// Delay delivers each piece of data later, by as much as by returns for it; what
-// follows on the same connection waits behind it. by may be called by many
-// goroutines and must not keep data. A piece is what one read returned, which is
-// most often what the sender wrote at once.
+// Delay delays each piece of data by the duration that by returns for the piece. Later data on the same connection
+// waits until the piece has been delivered. by may be called by several goroutines at the same time and must not
+// retain data. A piece is the result of one read, which usually contains the data of one write.
 func (p *Proxy) Delay(d Direction, by func(data []byte) time.Duration) {
 	p.change(d, func(f *faults) { f.delay = by })
 }
 
-// Slow lets so many bytes a second through, on each connection.
+// Slow limits the number of bytes per second on each connection.
 func (p *Proxy) Slow(d Direction, bytesPerSecond int) {
 	p.change(d, func(f *faults) { f.rate = bytesPerSecond })
 }
 
-// Hold keeps all data back until Heal.
+// Hold stores all data without delivering it, until Heal is called.
 func (p *Proxy) Hold(d Direction) { p.change(d, func(f *faults) { f.held = true }) }
 
-// Hang is a server that has stopped: connections are made, and nothing is read
-// or delivered until Heal. Unlike with Hold, a sender is blocked when its buffers
-// are full.
+// Hang simulates a server that has stopped. Connections are accepted, but the proxy neither reads nor delivers data
+// until Heal is called. In contrast to Hold, a sender blocks when its buffers are full.
 func (p *Proxy) Hang() { p.change(Both, func(f *faults) { f.held, f.hung = true, true }) }
 
-// Cut makes the connections that are open half open, for good: in direction d all
-// that is sent, and the end of the stream, is lost silently. New connections work.
-// end resets those that were cut, as keepalives do in the end; it need not be
-// called.
+// Cut makes the open connections half open permanently: in direction d, all data and the end of the stream are
+// dropped silently. New connections work. end resets the connections that were cut, in the same way as keepalives
+// eventually do. A test need not call end.
 func (p *Proxy) Cut(d Direction) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,8 +130,7 @@ func (p *Proxy) Cut(d Direction) (end func()) {
 	}
 }
 
-// Reset ends the connections that are open, on both sides, with a TCP reset. What
-// is held back on them is lost.
+// Reset closes the open connections on both sides with a TCP reset. Data that the proxy has not delivered is lost.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,7 +139,7 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// Refuse refuses new connections until Heal. Those that are open stay.
+// Refuse refuses new connections until Heal is called. Open connections stay open.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -155,8 +149,7 @@ func (p *Proxy) Refuse() {
 	}
 }
 
-// Heal ends every fault and delivers what was held back or delayed. Connections
-// that were cut stay so.
+// Heal ends every fault and delivers the data that was held back or delayed. Connections that were cut stay cut.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,7 +177,7 @@ func (p *Proxy) change(d Direction, fn func(*faults)) {
 	p.tell()
 }
 
-// tell wakes the streams. p.mu is held.
+// tell wakes the goroutines that forward data. The caller holds p.mu.
 func (p *Proxy) tell() {
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -256,16 +249,17 @@ func (l *link) reset() {
 	}
 }
 
-// A piece is data under way. One without data is the end of the stream.
+// A piece is data that the proxy has read and not yet delivered. A piece without data represents the end of the
+// stream.
 type piece struct {
 	data []byte
 	due  time.Time
 }
 
-// forward is one stream of a link: a reader that takes in what is sent, and a
-// writer that delivers it when the faults allow.
+// forward forwards the data of a link in one direction. A reader stores the data that is sent, and a writer delivers
+// the data when the faults allow it.
 func (p *Proxy) forward(l *link, d Direction, from, to *net.TCPConn) {
-	// As large as a test may need, so that the sender notices nothing.
+	// The buffer is large enough for any test, so the sender does not notice a fault.
 	pieces := make(chan piece, 1<<14)
 	var reader sync.WaitGroup
 	reader.Go(func() {
@@ -300,7 +294,7 @@ func (p *Proxy) forward(l *link, d Direction, from, to *net.TCPConn) {
 		p.mu.Unlock()
 		if !ok {
 			if lost {
-				<-l.ended // the receiver never learns that the sender has gone
+				<-l.ended // the receiver is not notified that the sender has closed the connection
 			} else {
 				_ = to.CloseWrite()
 			}
@@ -322,7 +316,8 @@ func (p *Proxy) due(d Direction, data []byte) time.Time {
 	return time.Now().Add(by(data))
 }
 
-// arrive waits until data that is due then may be delivered.
+// arrive waits until data that is due at the given time may be delivered. It returns false if the link is reset
+// first.
 func (p *Proxy) arrive(l *link, d Direction, due time.Time) bool {
 	if due.IsZero() {
 		return p.await(l, func() bool { return !p.faults[d].held })
@@ -339,8 +334,7 @@ func (p *Proxy) arrive(l *link, d Direction, due time.Time) bool {
 	})
 }
 
-// await waits until ok, which is called with p.mu held. It reports false if the
-// link is reset before.
+// await waits until ok returns true. It calls ok with p.mu held. It returns false if the link is reset first.
 func (p *Proxy) await(l *link, ok func() bool) bool {
 	for {
 		p.mu.Lock()
@@ -357,7 +351,7 @@ func (p *Proxy) await(l *link, ok func() bool) bool {
 	}
 }
 
-// deliver writes data, at the rate that there is.
+// deliver writes data, at the rate that Slow has set. It reports whether all data was written.
 func (p *Proxy) deliver(l *link, d Direction, to *net.TCPConn, data []byte) bool {
 	for len(data) > 0 {
 		p.mu.Lock()

@@ -1,38 +1,37 @@
-// Package harm tests that the policies do no harm while a server or a network is in trouble: a
-// program that uses them must be served at least as well as one that does not. It has tables for
-// gRPC, caches in Redis, limits of a fleet, leases and sagas. Each row is one trouble.
+// Package harm tests that the policies do no harm while a server or a network is in trouble: a program that uses the
+// policies must be served at least as well as a program that does not. There are tables for gRPC, caches in Redis,
+// limits of package fleet, leases and sagas. Each row of a table is one trouble.
 //
 //	go test -v -run TestHarm ./harm           # all tables
-//	go test -v -run TestHarm/gRPC ./harm      # one of them
+//	go test -v -run TestHarm/gRPC ./harm      # one table
 //	go test -v -run 'TestHarm/gRPC/4$' ./harm # one row
 //
 // # Reading a row
 //
-// The first cells say what the trouble is, the next ones what was measured, and the last one is
-// the verdict: "ok", or "lost" and the package that has to change. [Lost] lists the lost rows. The
-// test fails if a row is lost that is not listed, or if a listed row is ok. Mend a package and
-// delete its entries in the same commit.
+// The first cells of a row describe the trouble. The next cells contain the measurements. The last cell is the
+// verdict: "ok", or "lost" and the package that must be fixed. [Lost] lists the rows that are known to be lost. The
+// test fails if a row is lost that is not listed, or if a listed row is ok. If you fix a package, delete its entries
+// in the same commit.
 //
-// A row of gRPC compares three clients: plain grpc-go, one with a retrier alone, and one with the
-// policies that the doc of resiliencegrpc recommends. Three rules judge the third one:
+// A row of the gRPC table compares three clients: plain grpc-go, a client with only a retrier, and a client with the
+// policies that the documentation of resiliencegrpc recommends. Three rules apply to the client with the policies:
 //
-//   - Answers: it answers at least as many calls as the better one of the others, less the calls
-//     that arrive within the recovery time of the row, less 1% of all calls.
+//   - Answers: the client answers at least as many calls as the better one of the other clients. Two numbers are
+//     subtracted from that number: the calls that arrive within the recovery time of the row, and 1% of all calls.
 //   - Refusals: no call is refused if a retry repairs the trouble, or if only a few calls fail.
-//   - Load: it makes at most 1.2 attempts per call, plus 10 a second. While the server is down,
-//     or fails half of the calls or more, it makes fewer attempts than there are calls. From half
-//     of the calls on the rule of answers does not apply, because a breaker should open.
+//   - Load: the client makes at most 1.2 attempts per call, plus 10 per second. If the server is down, or if at least
+//     half of the calls fail, the client makes fewer attempts than there are calls. In this case, a breaker should
+//     open, so the rule about answers does not apply.
 //
-// Rows of other tables have a rule of their own, which the table states in its title.
+// Each of the other tables has its own rule, which is in the table's title.
 //
 // # Adding a row
 //
-// Add a [Row] to the table, or a grpcRow to that of gRPC. Its Run makes the trouble and returns
-// the cells and the broken rules. Judge by counts, such as refused calls or round trips, because
-// they do not depend on the speed of the machine. If only a time can show the harm, choose a limit
-// at least twice as long as a good run takes, and give the reason for it. Run the row 20 times,
-// also while other tests run, before you commit it. If the row is lost, add it to [Lost]. Then bring
-// docs/BENCHMARKS.md up to date.
+// Add a [Row] to a table, or a grpcRow to the gRPC table. The row's Run function causes the trouble and returns the
+// cells and the broken rules. Let the rules depend on counts, such as refused calls or round trips, because counts do
+// not depend on the speed of the machine. If only a time can show the harm, choose a limit that is at least twice as
+// long as a good run takes, and give the reason for the limit. Before you commit the row, run it 20 times, including
+// runs in parallel with other tests. If the row is lost, add it to [Lost]. Then update docs/BENCHMARKS.md.
 package harm
 
 import (
@@ -45,26 +44,26 @@ import (
 
 // A Table is a list of troubles that are judged by the same rule.
 type Table struct {
-	Name  string   // of the subtest
-	Title string   // what is measured, and the rule
-	Head  []string // of the cells that a Row returns
+	Name  string   // name of the subtest
+	Title string   // describes the measurements and the rule
+	Head  []string // headings of the cells that a Row returns
 	Rows  []Row
 }
 
-// A Row is one trouble.
+// A Row is one trouble and its test.
 type Row struct {
-	Name    string // of the subtest, unique in the table
+	Name    string // name of the subtest, unique in the table
 	Trouble string
 	Run     func(t *testing.T) Result
 }
 
-// A Result is what a row has measured.
+// A Result contains the measurements of a row.
 type Result struct {
 	Cells  []string
-	Broken []string // the rules that were broken, with the numbers that show it
+	Broken []string // the broken rules, with the numbers that show the violation
 }
 
-// Break adds a broken rule to the result, unless ok.
+// Break adds a broken rule to the result unless ok is true.
 func (r *Result) Break(ok bool, format string, args ...any) {
 	if !ok {
 		r.Broken = append(r.Broken, fmt.Sprintf(format, args...))
@@ -74,8 +73,8 @@ func (r *Result) Break(ok bool, format string, args ...any) {
 // key returns the key of a row in [Lost].
 func (tb *Table) key(r Row) string { return tb.Name + "/" + r.Name }
 
-// Run runs all rows in parallel, fails t if a verdict is not the expected one, and logs the table.
-// A row that is skipped has no verdict.
+// Run runs all rows in parallel. It fails t if a verdict is not the expected verdict, and logs the table. A row that
+// is skipped has no verdict.
 func (tb *Table) Run(t *testing.T) {
 	cells := make([][]string, len(tb.Rows))
 	var mu sync.Mutex
@@ -106,7 +105,7 @@ func (tb *Table) Run(t *testing.T) {
 	}
 }
 
-// markdown returns the table with the rows that have been measured.
+// markdown returns the table as Markdown, with the rows that have been measured.
 func (tb *Table) markdown(rows [][]string) string {
 	var b strings.Builder
 	head := slices.Concat([]string{"row", "trouble"}, tb.Head, []string{"verdict"})

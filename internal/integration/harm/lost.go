@@ -1,5 +1,5 @@
 package harm
 
-// Lost has the rows that are lost today, by table and name. The text begins with the package that
-// has to change and says what is wrong with it.
+// Lost contains the rows that are currently lost. A key is the name of a table, a slash and the name of a row. The
+// text starts with the package that must be fixed and describes the problem.
 var Lost = map[string]string{}

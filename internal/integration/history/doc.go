@@ -1,14 +1,16 @@
-// Package history records the operations of processes on real servers under faults, and checks whether they keep the
-// promises of the library.
+// Package history records the operations of several processes on real servers while faults occur. Then it checks
+// whether the operations kept the promises of the library.
 //
 //	go test ./history -history.for 60s -history.seed 7 -run Cacheaside -v
 //
-// Several processes, each a copy of the test's program, record a history: they write every operation, with the times of
-// its call and its return, into files. A seed determines the faults: networks fail, servers restart, and processes are
-// stopped and killed. The linearizability checker github.com/anishathalye/porcupine then compares the history with a
-// model. A history that violates a promise is shortened as far as possible, printed, and drawn as a page in
-// -history.out. The seed determines settings, operations and faults, but not the order of concurrent operations: it
-// usually finds a violation again, but not with each run.
+// Several processes, each of which is a copy of the test's program, record a history: they write each operation to a
+// file, with the times of its call and its return. At the same time, networks fail, servers restart, and processes
+// are stopped and killed. The linearizability checker github.com/anishathalye/porcupine then compares the history
+// with a model. A history that violates a promise is shortened as far as possible, printed, and drawn as a page in
+// -history.out.
 //
-// TestMutants shows that the checkers work: they find mistakes in copies of the library.
+// A seed determines the settings, the operations and the faults, but not the order of concurrent operations.
+// Therefore the same seed usually finds a violation again, but not in every run.
+//
+// TestMutants shows that the checkers work: they find bugs that were added to copies of the library.
 package history

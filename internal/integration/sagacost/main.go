@@ -1,12 +1,11 @@
-// Command sagacost measures what a saga costs: CPU of the Go process and of the
-// database, commits, statements and WAL, and what Claim, Counts and
-// Heartbeat take with many definitions. With -base it does the same for another commit of the repository, in
-// turns, and prints the ratios of the medians.
+// Command sagacost measures the cost of sagas: the CPU time of the Go process and of the database, the commits, the
+// statements and the WAL. It also measures how long Claim, Counts and Heartbeat take with many definitions. With
+// -base, it measures this commit and another commit of the repository in turns, and prints the ratios of the medians.
 //
 //	go run ./sagacost -base 2edf03b
 //	go run ./sagacost -what claims -definitions 1,10,100,500,1500 -waiting 100000
 //
-// It is for a machine that does nothing else.
+// Run it on a machine that has no other work.
 package main
 
 import (
@@ -38,14 +37,14 @@ var (
 	once        = flag.Bool("once", false, "measure once, and print JSON")
 )
 
-// A setup is what one measurement looks at.
+// A setup is the setup of one measurement.
 type setup struct {
 	Database    string
 	What        string
 	Definitions int
 }
 
-// figures are by name, such as "Go CPU, us a saga".
+// figures are measured values by name, such as "Go CPU, us a saga".
 type figures map[string]float64
 
 func main() {
@@ -81,7 +80,7 @@ func main() {
 	}
 }
 
-// compare measures this commit and base in turns, and prints a table.
+// compare measures this commit and the base commit in turns, and prints a table.
 func compare(dir string, setups []setup) error {
 	programs := []string{filepath.Join(dir, "now")}
 	const folder = "github.com/go-resilience/resilience/internal/integration/sagacost"
@@ -129,7 +128,7 @@ func compare(dir string, setups []setup) error {
 	return nil
 }
 
-// buildBase compiles this program against the commit, in a work tree of its own.
+// buildBase compiles this program for the base commit, in a separate work tree.
 func buildBase(tree, program string) (string, error) {
 	if out, err := exec.Command("git", "worktree", "add", "--detach", tree, *base).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("git worktree: %w: %s", err, out)

@@ -27,13 +27,13 @@ import (
 
 type nothing struct{}
 
-// A server is a database of its own, and what its server says of its work.
+// A server is a database that is created for the measurement, with the counters of its database server.
 type server struct {
 	dialect  sqlstore.Dialect
 	driver   string
 	dsn      string
 	drop     func()
-	process  string // part of the command line of the server's processes; "": the work is done in this one
+	process  string // part of the command line of the server's processes; "" if the database runs in this process
 	counters func(context.Context, *sql.DB) (figures, error)
 }
 
@@ -67,7 +67,7 @@ func newServer(ctx context.Context, kind string) (*server, error) {
 }
 
 func postgresCounters(ctx context.Context, db *sql.DB) (figures, error) {
-	// The statistics of other connections are a second late at the most.
+	// The statistics of other connections are at most a second late.
 	time.Sleep(1500 * time.Millisecond)
 	var commits, wal float64
 	const query = `SELECT xact_commit, pg_current_wal_insert_lsn() - '0/0' FROM pg_stat_database
@@ -103,8 +103,8 @@ func ownCPU() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// cpu returns the CPU time of the server's processes that work for the database. MariaDB has
-// one process for all. The call itself takes some milliseconds of this process.
+// cpu returns the CPU time of the server's processes that work for the database. MariaDB has one process for all
+// databases. cpu itself takes a few milliseconds of this process's CPU time.
 func (s *server) cpu() (servers time.Duration) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/task/*/schedstat")
 	for _, file := range stats {
@@ -120,7 +120,7 @@ func (s *server) cpu() (servers time.Duration) {
 	return servers
 }
 
-// newStore calls sqlstore.New, which had no Config once.
+// newStore calls sqlstore.New. In older commits, sqlstore.New has no Config parameter.
 func newStore(db *sql.DB, dialect sqlstore.Dialect) *sqlstore.Store {
 	create := reflect.ValueOf(sqlstore.New)
 	args := []reflect.Value{reflect.ValueOf(db), reflect.ValueOf(dialect)}
@@ -263,7 +263,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 	return got, nil
 }
 
-// complete runs n sagas, 64 at a time for each runner.
+// complete runs n sagas. Each runner runs 64 sagas at the same time.
 func complete(
 	ctx context.Context, runners []*saga.Runner, defined []*saga.Saga[nothing], prefix string, n int,
 ) (err error) {
@@ -294,8 +294,8 @@ func complete(
 	return err
 }
 
-// fill makes sagas of the definitions that are due after hours: it starts one of each, and
-// copies their rows.
+// fill creates n sagas of the definitions, which are due after the given number of hours. It starts one saga of each
+// definition and copies the rows.
 func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[nothing], n, hours int) error {
 	r := saga.NewRunner(newStore(db, srv.dialect), saga.RunnerConfig{})
 	for i, sg := range defined[:min(len(defined), n)] {
@@ -327,7 +327,7 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 			return err
 		}
 	}
-	switch srv.dialect { // what they do themselves within a minute, and within ten seconds
+	switch srv.dialect { // each database does this by itself, within a minute or within ten seconds
 	case sqlstore.PostgreSQL:
 		_, err = db.ExecContext(ctx, "VACUUM ANALYZE saga")
 	case sqlstore.MySQL:
@@ -336,9 +336,9 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 	return err
 }
 
-// claims measures Claim, with nothing due, Counts, and the Heartbeat of 64 sagas: the least
-// of nine calls. Their requests have moved from one package to another since the commits
-// that they are compared with.
+// claims measures the duration of Claim when no saga is due, of Counts, and of the Heartbeat of 64 sagas. Each
+// duration is the shortest of nine calls. claims uses reflection, because the request types are in another package in
+// older commits.
 func claims(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[nothing]) (figures, error) {
 	got, st := figures{}, reflect.ValueOf(newStore(db, srv.dialect))
 	call := func(name string, set func(req reflect.Value)) error {

@@ -17,9 +17,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A RedisCluster is a Redis Cluster of the test's own: three masters without
-// replicas, which the test may kill, pause and start again one by one. A master
-// that is killed loses its keys and keeps its slots.
+// A RedisCluster is a Redis Cluster that belongs to one test. It has three masters and no replicas. The test may
+// kill, pause and restart each master. A master that is killed loses its keys but keeps its slots.
 type RedisCluster struct {
 	Masters [3]*RedisServer
 
@@ -29,8 +28,8 @@ type RedisCluster struct {
 
 const slots = 16384
 
-// NewRedisCluster starts a cluster on free ports of the loopback interface, with a
-// third of the slots on each master. It ends with the test.
+// NewRedisCluster starts a cluster on free ports of the loopback interface. Each master has a third of the slots. The
+// cluster ends with the test.
 func NewRedisCluster(t testing.TB) *RedisCluster {
 	t.Helper()
 	needRedisServer(t)
@@ -40,13 +39,13 @@ func NewRedisCluster(t testing.TB) *RedisCluster {
 		c.ids[i] = fmt.Sprintf("%040x", i+1)
 		c.Masters[i] = &RedisServer{
 			Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), t: t, dir: t.TempDir(), ready: clusterOK,
-			// No master is ever taken for failed: whether one is would depend on the
-			// speed of the machine, and there is no replica to take over.
+			// The node timeout is so long that no master is considered failed. With a short timeout, this would depend on the
+			// speed of the machine, and there is no replica that could take over.
 			args: []string{"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
 				"--cluster-require-full-coverage", "no", "--cluster-node-timeout", "600000"},
 		}
 	}
-	// The servers read who they are, and need not get to know each other.
+	// The servers read the configuration of the cluster from a file, so they need not discover each other.
 	for i, master := range c.Masters {
 		var conf strings.Builder
 		for j, port := range ports {
@@ -76,12 +75,11 @@ func NewRedisCluster(t testing.TB) *RedisCluster {
 	return c
 }
 
-// busOffset is from the port of a node to that of its cluster bus.
+// busOffset is the difference between the port of a node's cluster bus and the port of the node.
 const busOffset = 10000
 
-// clusterPorts returns three free ports whose bus ports are free, too. They are
-// below those that the kernel gives to outgoing connections, so that they are still
-// free when a killed server comes back.
+// clusterPorts returns three free ports whose bus ports are also free. The ports are below the ports that the kernel
+// uses for outgoing connections. Therefore they are still free when a killed server is restarted.
 func clusterPorts(t testing.TB) (ports [3]int) {
 	t.Helper()
 	for i := range ports {
@@ -89,7 +87,7 @@ func clusterPorts(t testing.TB) (ports [3]int) {
 			port := 11000 + rand.N(10000)
 			own, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 			if err == nil {
-				defer own.Close() // when all three are found
+				defer own.Close() // keeps the port until all three ports are found
 				var bus net.Listener
 				if bus, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port+busOffset))); err == nil {
 					defer bus.Close()
@@ -104,8 +102,7 @@ func clusterPorts(t testing.TB) (ports [3]int) {
 	return ports
 }
 
-// clusterOK returns nil if a node serves its slots and is connected to the others
-// that run.
+// clusterOK returns nil if a node serves its slots and is connected to the other running nodes.
 func clusterOK(addr string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -145,7 +142,7 @@ func (c *RedisCluster) Slot(key string) int {
 	return 0
 }
 
-// MasterOf returns which of the masters has the slot of a key.
+// MasterOf returns the index of the master that has the slot of a key.
 func (c *RedisCluster) MasterOf(key string) int {
 	c.t.Helper()
 	slot := c.Slot(key)
@@ -167,9 +164,9 @@ func (c *RedisCluster) MasterOf(key string) int {
 	return 0
 }
 
-// Move moves the slot of a key, with all its keys, to a master. The functions are called while the
-// slot is on its way: its old master sends clients on for keys that it does not have,
-// and the new one has none of them yet. All three masters must be running.
+// Move moves the slot of a key, with all its keys, to a master. The functions in during are called while the slot is
+// being moved: the old master redirects clients if it does not have a key, and the new master has none of the keys
+// yet. All three masters must be running.
 func (c *RedisCluster) Move(key string, to int, during ...func()) {
 	c.t.Helper()
 	from, slot := c.MasterOf(key), c.Slot(key)
@@ -189,7 +186,8 @@ func (c *RedisCluster) Move(key string, to int, during ...func()) {
 		}
 		c.do(from, append([]any{"MIGRATE", host, port, "", 0, 30_000, "KEYS"}, keys...)...)
 	}
-	// The new master first: the old one would send clients to a stranger.
+	// The new master is notified first. Otherwise the old master would redirect clients to a master that does not know
+	// about the move.
 	for _, i := range []int{to, from, 3 - to - from} {
 		c.do(i, "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// NewFailoverCluster starts a Redis Cluster of three masters and three replicas on free ports. A replica
-// takes over a few hundred milliseconds after its master has been away for nodeTimeout.
+// NewFailoverCluster starts a Redis Cluster of three masters and three replicas on free ports. If a master cannot be
+// reached for nodeTimeout, its replica takes over a few hundred milliseconds later.
 func NewFailoverCluster(t testing.TB, nodeTimeout time.Duration) []*RedisServer {
 	t.Helper()
 	needRedisServer(t)
@@ -52,8 +52,8 @@ func NewFailoverCluster(t testing.TB, nodeTimeout time.Duration) []*RedisServer 
 	return nodes
 }
 
-// NewSentinels starts a Redis, a replica, and three Sentinels that watch them under the name "m". The
-// replica takes over after the primary has been away for downAfter.
+// NewSentinels starts a Redis server, a replica, and three Sentinels that watch them under the name "m". If the
+// primary cannot be reached for downAfter, the replica takes over.
 func NewSentinels(t testing.TB, downAfter time.Duration) (primary *RedisServer, sentinels []string) {
 	t.Helper()
 	primary = NewRedis(t)
@@ -94,14 +94,14 @@ sentinel parallel-syncs m 1
 	return primary, sentinels
 }
 
-// replication returns what a Redis reports about its replication.
+// replication returns the replication section of a Redis server's INFO.
 func replication(addr string) string {
 	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
 	defer c.Close()
 	return c.Info(context.Background(), "replication").Val()
 }
 
-// await waits until servers are ready.
+// await waits until ready returns true.
 func await(t testing.TB, what string, ready func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A PgBouncer is one of the test's own, in front of the server of [Postgres]. It lends one of
-// four connections for each transaction.
+// A PgBouncer is a PgBouncer that belongs to one test. It connects to the server of [Postgres]. It has four
+// connections and uses one of them for each transaction.
 type PgBouncer struct {
 	Addr string
 
@@ -24,8 +24,8 @@ type PgBouncer struct {
 	cmd  *exec.Cmd
 }
 
-// NewPgBouncer starts a PgBouncer for a database of the server, on a free port of the loopback
-// interface; it ends with the test. Any user may connect.
+// NewPgBouncer starts a PgBouncer for a database of the server, on a free port of the loopback interface. The
+// PgBouncer ends with the test. Any user may connect.
 func NewPgBouncer(t testing.TB, database string) *PgBouncer {
 	t.Helper()
 	config, err := pgx.ParseConfig(Postgres(t))
@@ -54,7 +54,7 @@ default_pool_size = 4
 `, database, config.Host, config.Port, config.User, password, port), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getuid() == 0 { // as whom it does not run
+	if os.Getuid() == 0 { // PgBouncer does not run as root
 		p.args = append(p.args, "-u", "nobody")
 	}
 	p.args = append(p.args, path)
@@ -63,7 +63,7 @@ default_pool_size = 4
 	return p
 }
 
-// Start starts it after Kill and waits until it listens.
+// Start starts the PgBouncer after Kill and waits until it listens.
 func (p *PgBouncer) Start() {
 	p.t.Helper()
 	p.cmd = exec.Command("pgbouncer", p.args...)
@@ -87,7 +87,7 @@ func (p *PgBouncer) Start() {
 	}
 }
 
-// Kill ends it, and with it all connections.
+// Kill kills the PgBouncer, which ends all its connections.
 func (p *PgBouncer) Kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()

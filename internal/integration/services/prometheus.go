@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// Promtool runs promtool in dir and returns its output. It fails the test if promtool
-// fails.
+// Promtool runs promtool in dir and returns its output. If promtool fails, the test fails.
 func Promtool(t testing.TB, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(program(t, "promtool"), args...)
@@ -23,9 +22,9 @@ func Promtool(t testing.TB, dir string, args ...string) string {
 	return string(out)
 }
 
-// Prometheus runs a Prometheus of the test's own, with the files of a configuration by
-// their names: prometheus.yml, and the rules that it refers to. It returns the URL once
-// that answers.
+// Prometheus runs a Prometheus server that belongs to one test. files contains the configuration files by name:
+// prometheus.yml and the rule files that it refers to. Prometheus returns the URL of the server when the server is
+// ready.
 func Prometheus(t testing.TB, files map[string]string) (url string) {
 	t.Helper()
 	binary := program(t, "prometheus")
@@ -65,7 +64,7 @@ func Prometheus(t testing.TB, files map[string]string) (url string) {
 	}
 }
 
-// program returns the path of a program that Debian's package prometheus installs.
+// program returns the path of a program that is part of Debian's package prometheus.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

@@ -15,23 +15,22 @@ import (
 	"time"
 )
 
-// A Pair is a database of the test's own on two servers, of which one takes writes and the other
-// follows it.
+// A Pair is a database on two servers that belong to one test. The primary accepts writes, and the other server
+// replicates the primary.
 type Pair struct {
-	// Addrs are of the two servers. The first is the primary until Swap.
+	// Addrs are the addresses of the two servers. The first server is the primary until Swap is called.
 	Addrs [2]string
-	// DSN returns how a client reaches the database at an address.
+	// DSN returns the DSN of the database for an address.
 	DSN func(addr string) string
-	// Swap makes the second server the primary, and the first one a server that only reads. It may
-	// be called once.
+	// Swap makes the second server the primary and the first server read-only. It may be called only once.
 	Swap func()
 }
 
-// A server is a program of the test's own, with a folder that its user can reach.
+// A server is a program that belongs to one test, with a folder that the user of the program can access.
 type server struct {
 	t    testing.TB
 	dir  string
-	cred *syscall.Credential // nil: the user of the test
+	cred *syscall.Credential // nil means the user of the test
 }
 
 // newServer returns a server that does not run as root.
@@ -60,7 +59,7 @@ func newServer(t testing.TB) *server {
 
 func (s *server) path(name string) string { return filepath.Join(s.dir, name) }
 
-// run runs a program to its end.
+// run runs a program and waits until it ends.
 func (s *server) run(program string, args ...string) {
 	s.t.Helper()
 	out := new(bytes.Buffer)
@@ -76,14 +75,14 @@ func (s *server) start(out *bytes.Buffer, program string, args ...string) *exec.
 	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, out, out
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred}
-	cmd.WaitDelay = 5 * time.Second // a server that it started may have its output
+	cmd.WaitDelay = 5 * time.Second // a server that the program has started may keep the output open
 	if err := cmd.Start(); err != nil {
 		s.t.Fatalf("%s: %v", cmd, err)
 	}
 	return cmd
 }
 
-// postgresProgram returns the path of a program of PostgreSQL, which some systems keep off PATH.
+// postgresProgram returns the path of a PostgreSQL program. Some systems do not have these programs in PATH.
 func postgresProgram(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -96,8 +95,8 @@ func postgresProgram(t testing.TB, name string) string {
 	return path
 }
 
-// NewPostgresPair starts a PostgreSQL and a standby of it, on free ports of the loopback interface;
-// they end with the test.
+// NewPostgresPair starts a PostgreSQL server and a standby server, on free ports of the loopback interface. They end
+// with the test.
 func NewPostgresPair(t testing.TB) *Pair {
 	t.Helper()
 	initdb, ctl, backup := postgresProgram(t, "initdb"), postgresProgram(t, "pg_ctl"), postgresProgram(t, "pg_basebackup")
@@ -150,9 +149,8 @@ func NewPostgresPair(t testing.TB) *Pair {
 	return pair
 }
 
-// NewMariaDBPair starts two servers of MariaDB, of which the second replicates the first, on free
-// ports of the loopback interface; they end with the test. The user of the DSN is bound by
-// read_only.
+// NewMariaDBPair starts two MariaDB servers on free ports of the loopback interface. The second server replicates the
+// first. They end with the test. The user of the DSN cannot write to a server that is read_only.
 func NewMariaDBPair(t testing.TB) *Pair {
 	t.Helper()
 	program := func(name string) string {

@@ -1,6 +1,5 @@
-// Package services finds or starts the servers that the tests talk to. Where one
-// cannot be reached the test is skipped and says why; with REQUIRE_SERVICES=1,
-// as in CI, it fails instead.
+// Package services finds or starts the servers that tests use. If a server cannot be reached, the test is skipped and
+// logs the reason. With REQUIRE_SERVICES=1, which CI sets, the test fails instead.
 package services
 
 import (
@@ -26,12 +25,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience is how long a server may take to accept a connection. A server that does not run refuses it at once, and
-// one on a busy machine has taken 12s.
+// patience is the maximum time that a server may take to accept a connection. If a server is not running, the
+// connection is refused immediately. On a busy machine, a server has taken 12 seconds.
 const patience = 2 * time.Minute
 
-// Redis returns the address of a running Redis: REDIS_ADDR, by default
-// 127.0.0.1:6379. It is shared by every test: use a key prefix of your own.
+// Redis returns the address of a running Redis server. The address is in REDIS_ADDR; the default is 127.0.0.1:6379.
+// All tests share this server, so each test must use its own key prefix.
 func Redis(t testing.TB) string {
 	t.Helper()
 	addr := env("REDIS_ADDR", "127.0.0.1:6379")
@@ -41,9 +40,8 @@ func Redis(t testing.TB) string {
 	return addr
 }
 
-// Postgres returns the DSN of a running PostgreSQL: POSTGRES_DSN, by default
-// postgres://postgres@127.0.0.1:5432/postgres. It is shared by every test: use a
-// schema of your own.
+// Postgres returns the DSN of a running PostgreSQL server. The DSN is in POSTGRES_DSN; the default is
+// postgres://postgres@127.0.0.1:5432/postgres. All tests share this server, so each test must use its own schema.
 func Postgres(t testing.TB) string {
 	t.Helper()
 	dsn := env("POSTGRES_DSN", "postgres://postgres@127.0.0.1:5432/postgres")
@@ -57,8 +55,8 @@ func Postgres(t testing.TB) string {
 	return dsn
 }
 
-// MySQL returns the DSN of a running MySQL or MariaDB: MYSQL_DSN, by default
-// root@tcp(127.0.0.1:3306)/. It is shared by every test: use a database of your own.
+// MySQL returns the DSN of a running MySQL or MariaDB server. The DSN is in MYSQL_DSN; the default is
+// root@tcp(127.0.0.1:3306)/. All tests share this server, so each test must use its own database.
 func MySQL(t testing.TB) string {
 	t.Helper()
 	dsn := env("MYSQL_DSN", "root@tcp(127.0.0.1:3306)/")
@@ -75,7 +73,7 @@ func MySQL(t testing.TB) string {
 	return dsn
 }
 
-// Chromium returns the path of Chromium, or of Chrome: CHROMIUM, or a program on the PATH.
+// Chromium returns the path of Chromium or Chrome. The path is in CHROMIUM; by default, a program in PATH is used.
 func Chromium(t testing.TB) string {
 	t.Helper()
 	var path string
@@ -92,8 +90,8 @@ func Chromium(t testing.TB) string {
 	return ""
 }
 
-// NPM returns the folder of a package from the npm registry, whose tarball has the given
-// integrity, as a package-lock.json has it.
+// NPM downloads a package from the npm registry and returns its folder. The test fails unless the tarball has the
+// given integrity, in the format of a package-lock.json.
 func NPM(t testing.TB, name, version, integrity string) string {
 	t.Helper()
 	npm, err := exec.LookPath("npm")
@@ -121,22 +119,22 @@ func NPM(t testing.TB, name, version, integrity string) string {
 	return filepath.Join(dir, "package")
 }
 
-// A RedisServer is a Redis of the test's own, which it may kill, pause and
-// start again on the same address. It keeps nothing on disk.
+// A RedisServer is a Redis server that belongs to one test. The test may kill, pause and restart it at the same
+// address. It stores no data on disk.
 type RedisServer struct {
 	Addr string
 
 	t        testing.TB
 	dir      string
-	args     []string                // besides those of any server
+	args     []string                // additional arguments
 	sentinel string                  // the configuration file of a Sentinel; empty for a Redis
-	ready    func(addr string) error // nil once it can be used
+	ready    func(addr string) error // returns nil if the server can be used
 	mu       sync.Mutex
 	cmd      *exec.Cmd
 }
 
-// NewRedis starts a Redis, with further arguments, on a free port of the loopback interface. It ends with
-// the test.
+// NewRedis starts a Redis server, with additional arguments, on a free port of the loopback interface. The server
+// ends with the test.
 func NewRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
 	needRedisServer(t)
@@ -146,8 +144,8 @@ func NewRedis(t testing.TB, args ...string) *RedisServer {
 	return s
 }
 
-// FreeAddr returns a free address of the loopback interface. Its port is below those that
-// the kernel gives to outgoing connections, so that it is still free when a server takes it.
+// FreeAddr returns a free address of the loopback interface. Its port is below the ports that the kernel uses for
+// outgoing connections, so that it is still free when a server uses it.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -178,7 +176,7 @@ func (s *RedisServer) Start() {
 	s.await()
 }
 
-// launch starts the server and does not wait for it. s.mu is held, as for await.
+// launch starts the server but does not wait for it. The caller of launch or await holds s.mu.
 func (s *RedisServer) launch() {
 	s.t.Helper()
 	_, port, _ := net.SplitHostPort(s.Addr)
@@ -212,7 +210,7 @@ func (s *RedisServer) await() {
 	s.t.Fatalf("redis-server at %s cannot be used: %v\n%s", s.Addr, err, out)
 }
 
-// Kill ends the server at once (SIGKILL) and with it all that it held.
+// Kill kills the server with SIGKILL. All its data is lost.
 func (s *RedisServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,11 +221,10 @@ func (s *RedisServer) Kill() {
 	}
 }
 
-// Pause stops the server from answering while its connections stay open
-// (SIGSTOP), until Resume.
+// Pause stops the server with SIGSTOP until Resume is called. Its connections stay open.
 func (s *RedisServer) Pause() { s.signal(syscall.SIGSTOP) }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (s *RedisServer) Resume() { s.signal(syscall.SIGCONT) }
 
 func (s *RedisServer) signal(sig syscall.Signal) {

@@ -1,4 +1,4 @@
-// Package etcd runs clusters of etcd for tests. Each member is a process, which a test can stop and kill.
+// Package etcd runs etcd clusters for tests. Each member of a cluster is a process, which a test can stop and kill.
 package etcd
 
 import (
@@ -26,10 +26,11 @@ import (
 
 const env = "INTEGRATION_ETCD_MEMBER"
 
-// A member is the configuration of a process.
+// A member is the configuration of one process.
 type member struct{ Name, Dir, Client, Peer, Cluster string }
 
-// Main runs a member if a Cluster has started the process, and does not return then. A TestMain calls it first.
+// Main runs a member and does not return if a Cluster has started the process. Otherwise it does nothing. TestMain
+// must call Main first.
 func Main() {
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	text := os.Getenv(env)
@@ -43,7 +44,7 @@ func Main() {
 	at := func(addr string) []url.URL { return []url.URL{{Scheme: "http", Host: addr}} }
 	cfg := embed.NewConfig()
 	cfg.Name, cfg.Dir, cfg.LogLevel, cfg.UnsafeNoFsync = m.Name, m.Dir, "fatal", true
-	cfg.TickMs, cfg.ElectionMs = 50, 500 // the least TTL is then a second
+	cfg.TickMs, cfg.ElectionMs = 50, 500 // with these values, the minimum TTL is 1 second
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = at(m.Client), at(m.Client)
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = at(m.Peer), at(m.Peer)
 	cfg.InitialCluster = m.Cluster
@@ -51,13 +52,13 @@ func Main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
+	_, _ = io.Copy(io.Discard, os.Stdin) // blocks until the test ends
 	os.Exit(0)
 }
 
-// A Cluster is a number of members.
+// A Cluster is an etcd cluster that belongs to one test.
 type Cluster struct {
-	Addrs []string // of the members, for clients
+	Addrs []string // addresses of the members, for clients
 
 	t       testing.TB
 	members []member
@@ -65,7 +66,7 @@ type Cluster struct {
 	cmds    []*exec.Cmd
 }
 
-// New starts a cluster of n members, which ends with the test, and waits until it serves.
+// New starts a cluster of n members and waits until it can be used. The cluster ends with the test.
 func New(t testing.TB, n int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, cmds: make([]*exec.Cmd, n)}
@@ -98,8 +99,7 @@ func Client(t testing.TB, addrs ...string) *clientv3.Client {
 	return client
 }
 
-// Connect returns a client. It has no keepalive: tests must pass although the client does not find a member that
-// hangs.
+// Connect returns a client without keepalive: tests must pass even if the client does not notice that a member hangs.
 func Connect(addrs ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: time.Second, Logger: zap.NewNop()})
 }
@@ -111,7 +111,7 @@ func (c *Cluster) Start(i int) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), env+"="+string(text))
 	cmd.Stderr = os.Stderr
-	_, err = cmd.StdinPipe() // it ends with this process
+	_, err = cmd.StdinPipe() // the pipe is closed when this process ends
 	require.NoError(c.t, err)
 	require.NoError(c.t, cmd.Start())
 	c.mu.Lock()
@@ -119,7 +119,7 @@ func (c *Cluster) Start(i int) {
 	c.mu.Unlock()
 }
 
-// Kill ends a member, which loses nothing that it has written.
+// Kill kills a member. The member loses no data that it has written.
 func (c *Cluster) Kill(i int) {
 	c.mu.Lock()
 	cmd := c.cmds[i]
@@ -131,10 +131,10 @@ func (c *Cluster) Kill(i int) {
 	}
 }
 
-// Pause stops all members, or the given ones, until Resume.
+// Pause stops all members, or the given members, until Resume is called.
 func (c *Cluster) Pause(which ...int) { c.signal(syscall.SIGSTOP, which) }
 
-// Resume continues members.
+// Resume continues all members, or the given members.
 func (c *Cluster) Resume(which ...int) { c.signal(syscall.SIGCONT, which) }
 
 func (c *Cluster) signal(sig syscall.Signal, which []int) {

@@ -1,6 +1,6 @@
-// Package kube runs API servers of Kubernetes for tests. They are simulated, in the process of the test, unless the
-// environment variable KUBE_APISERVER has the path of a real one, as make engines sets it. A real one stores its
-// objects in an etcd of its own.
+// Package kube runs Kubernetes API servers for tests. The servers are simulated in the process of the test, unless
+// the environment variable KUBE_APISERVER contains the path of a real API server. "make engines" sets this variable.
+// A real API server stores its objects in a separate etcd.
 package kube
 
 import (
@@ -30,24 +30,24 @@ import (
 	"github.com/go-resilience/resilience/internal/sim/kube"
 )
 
-// Tokens of the users of a server. A simulated server admits everybody.
+// Tokens of the users of a server. A simulated server accepts every token.
 const (
 	Admin     = "token-of-admin"
-	Candidate = "token-of-candidate" // of a user who has no rights
+	Candidate = "token-of-candidate" // token of a user who has no rights
 )
 
-// A Server is an API server.
+// A Server is an API server that belongs to one test.
 type Server struct {
 	Addr string
 
 	gate sync.RWMutex // held while a simulated server is stopped
-	cmd  *exec.Cmd    // nil: simulated
+	cmd  *exec.Cmd    // nil if the server is simulated
 }
 
-// Real returns the path of the program, or "" if servers are simulated.
+// Real returns the path of the real API server's program, or "" if servers are simulated.
 func Real() string { return os.Getenv("KUBE_APISERVER") }
 
-// New starts a server, which ends with the test, and waits until it serves.
+// New starts a server and waits until it can be used. The server ends with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
 	s := new(Server)
@@ -66,7 +66,7 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// start starts a real server.
+// start starts a real API server.
 func (s *Server) start(t testing.TB) {
 	dir := t.TempDir()
 	file := func(name string, content []byte) string {
@@ -104,7 +104,8 @@ func (s *Server) start(t testing.TB) {
 	}, 2*time.Minute, 50*time.Millisecond, &output)
 }
 
-// Config returns the configuration of a client of the server, or of a proxy to it, with the token of a user.
+// Config returns the configuration of a client that uses the token of a user. addr is the address of the server, or
+// of a proxy for the server.
 func Config(addr, token string) *rest.Config {
 	if Real() == "" {
 		return &rest.Config{
@@ -115,12 +116,12 @@ func Config(addr, token string) *rest.Config {
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true, NextProtos: []string{"http/1.1"}}}
 }
 
-// Leases returns a client of the administrator.
+// Leases returns a client for leases, with the rights of the administrator.
 func Leases(addr string) client.LeaseInterface {
 	return client.NewForConfigOrDie(Config(addr, Admin)).Leases("default")
 }
 
-// Pause stops the server until Resume.
+// Pause stops the server until Resume is called.
 func (s *Server) Pause() {
 	if s.cmd == nil {
 		s.gate.Lock()

@@ -1,5 +1,5 @@
-// Program outside has a policy of its own, and shows it in a registry, in a console, in a health endpoint and as
-// metrics. It is in no module of this repository: TestPolicyOfAnotherModule builds it in a module of its own.
+// Program outside implements its own policy, and shows it in a registry, on a console page, in a health endpoint and
+// as metrics. It belongs to no module of this repository: TestPolicyOfAnotherModule builds it in a separate module.
 package main
 
 import (
@@ -43,7 +43,7 @@ type Stats struct {
 	Full    float64 `gauge:"full_ratio"`
 }
 
-// An Event is a refusal.
+// An Event reports a refused call.
 type Event struct{ Passed int }
 
 // Describe returns the description of g.
@@ -178,7 +178,7 @@ func main() {
 		for _, m := range scope.Metrics {
 			switch data := m.Data.(type) {
 			case metricdata.Sum[float64]:
-				var lines []string // in any order
+				var lines []string // the order of the data points is not defined
 				for _, p := range data.DataPoints {
 					attrs := p.Attributes.Encoded(attribute.DefaultEncoder())
 					lines = append(lines, fmt.Sprintln("metric:", m.Name, m.Unit, attrs, p.Value))
