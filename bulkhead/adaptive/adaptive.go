@@ -1,6 +1,6 @@
-// Package adaptive provides a bulkhead that adjusts its limit to the latency of its calls. While calls take no longer
-// than on an idle server, and use almost the whole limit, the limit grows. When calls queue in the server, the limit
-// shrinks.
+// Package adaptive provides a bulkhead that adjusts its limit to the latency of its calls. The limit grows while
+// calls are as fast as on an idle server and use almost the whole limit. The limit shrinks when calls queue in the
+// server.
 //
 //	slots := adaptive.New(adaptive.Config{
 //		Bulkhead: bulkhead.Config{Name: "users", MaxWait: 100 * time.Millisecond},
@@ -9,50 +9,54 @@
 //	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
 //
 // Use this package instead of package bulkhead if the capacity of the server is not known, changes, or is shared with
-// other clients. If a fixed limit is above the capacity of the server, calls queue in the server. Their callers may
+// other clients. If a fixed limit is above the capacity of the server, calls queue in the server. The callers may
 // cancel before the server reaches their calls, and the bulkhead cannot choose the order of calls in the server.
-// This package has the same queue as package bulkhead, and the queue behaves in the same way under overload.
+// Calls that wait for a slot queue in the same way as in package bulkhead.
 //
 // # Samples
 //
 // The limit depends on samples of the latency. The result of a call determines the sample:
-//   - A call that succeeds is a sample. A call whose error is an answer (Answered() bool) is also a sample. The latency
-//     of a response is the time until its headers.
-//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. Such a call
-//     is a sample of at least four times the latency of an idle server. A response body that is cut off for lack of
-//     time is an additional sample of this kind.
-//   - A call that hangs becomes a sample after ten times the usual latency, although the call still runs. The sample is
-//     a lower bound of the call's latency.
-//   - Calls that end with other errors, refusals of inner policies, or panics are not samples. Calls that their callers
-//     cancel are not samples.
+//
+//   - A call that succeeds is a sample. A call whose error has a method Answered() bool that returns true is also a
+//     sample. If a call has a response, its latency is the time until the headers of the response.
+//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. It counts
+//     as a sample of at least four times the latency of an idle server. A response body that is cut off because time
+//     ran out is an additional sample of this kind.
+//   - A call that still runs after ten times the usual latency becomes a sample at that moment. The sample is a lower
+//     bound of the call's latency.
+//   - A call is not a sample if it ends with another error or a panic, if an inner policy refuses it, or if its
+//     caller cancels it.
 //
 // # Probes
 //
-// A probe measures the latency of an idle server. The probe lowers the limit until no call waits in the server. A probe
-// lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
-//   - While calls use the whole limit, a probe starts every 10s, or every 100 times the usual latency if this is
-//     longer. The start is always at a multiple of 10s of Unix time.
-//   - After the known latency of an idle server has changed, a probe starts at the next full second.
+// A probe measures the latency of an idle server. To do so, it lowers the limit until no call waits in the server. A
+// probe lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
+//
+//   - While calls use the whole limit, a probe starts about every 10s, or about every 100 times the usual latency if
+//     that is longer. Such a probe starts at a multiple of 10s of the Unix time, so that all processes probe at the
+//     same time.
+//   - After a probe has found a change of the idle server's latency, another probe starts at the next full second.
 //   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
-// During a probe, the limit may be as low as Min. A call that costs more than the lowered limit is refused as too
-// costly.
+// During a probe, the limit may be as low as Config.Min. A call that costs more slots than the lowered limit is
+// refused with the reason bulkhead.TooCostly.
 //
 // # Long calls
 //
 // Long calls, such as streams, may hold all slots. If another call needs slots, and no call has started or ended for
-// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. The
-// limit grows at most to its recent values, plus the slots of responses that are still being read.
+// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. It
+// grows at most to a recent limit, plus the slots of responses that are still being read.
 //
 // # Limits
 //
 // Each process has its own limit. A long queue may remain in the server in two cases:
+//
 //   - Ten or more processes call the server, and their clocks differ by seconds.
 //   - Several dozen processes call the server, and share it with clients that have no limit.
 //
-// In these cases, set Max so low that the server can handle the load of all processes. If several processes overload a
-// server, the processes with the shortest calls get the fewest slots, and possibly almost no slots. For a server that
-// works on fewer than about ten calls at the same time, use package bulkhead.
+// In these cases, choose Max so that the server can handle Max calls from each process. If several processes overload
+// a server, the processes with the shortest calls get the fewest slots, and possibly almost no slots. For a server
+// that works on fewer than about ten calls at the same time, use package bulkhead.
 //
 // # Stability
 //
@@ -83,8 +87,8 @@ type Config struct {
 	// Bulkhead configures everything except the limit. Bulkhead.Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit. A limit that is not used shrinks until it reaches Initial. Zero means 20, but at
-	// least Min and at most Max.
+	// Initial is the first limit. While calls use only a small part of a limit above Initial, the limit shrinks to
+	// Initial. Zero means 20, but at least Min and at most Max.
 	Initial int
 
 	// Min is the lowest limit, at most 1<<30 - 1. Zero means 1.
@@ -93,8 +97,9 @@ type Config struct {
 	// Max is the highest limit, at most 1<<30 - 1. Zero means 1000, or Min if Min is more than 1000.
 	Max int
 
-	// Tolerance is the time that calls may wait in the server, as a fraction of the mean latency of an idle server. It
-	// is at most 10. Zero means 0.25. With a higher Tolerance, fewer calls are refused.
+	// Tolerance is the time that calls may wait in the server, as a fraction of the mean latency of an idle server. The
+	// maximum is 10. Zero means 0.25. With a higher Tolerance, fewer calls are refused, but calls wait longer in the
+	// server.
 	Tolerance float64
 }
 
@@ -131,7 +136,7 @@ func (c Config) Validate() error {
 type costKey struct{}
 
 // slots returns the Config of the inner bulkhead, with a limit. The Cost of this Config returns the cost that acquire
-// has stored in ctx. In this way, the Cost of c is called only once for each call.
+// has stored in ctx. Thus the Cost of c is called only once for each call.
 func (c Config) slots(limit int) bulkhead.Config {
 	s := c.Bulkhead
 	s.Limit = limit
@@ -145,7 +150,7 @@ type Bulkhead struct {
 	slots   *bulkhead.Bulkhead
 	born    time.Time
 
-	mu               sync.Mutex // locked after the lock of setting and before the locks of slots
+	mu               sync.Mutex // acquired after the lock of setting and before the locks of slots
 	control          controller
 	limit            int  // the limit of slots
 	taken            int  // slots taken by running calls and by responses that are still being read
@@ -170,7 +175,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
-	work, how := linger.WorkOf(ctx), silent // how remains silent if fn panics
+	work, how := linger.WorkOf(ctx), silent // the value of how if fn panics
 	err = work.Hold(ctx, func(ctx context.Context) error {
 		defer func() { b.end(c, how) }()
 		err := fn(ctx)
@@ -197,7 +202,7 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	var over atomic.Bool
 	return func(err error) {
 		if !over.Swap(true) {
-			how := silent // how remains silent if a method of err panics
+			how := silent // the value of how if a method of err panics
 			defer func() {
 				b.end(c, how)
 				b.release(c, how, err)
@@ -244,7 +249,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 	return c, err
 }
 
-// end records the result of a call. The response of the call may still be read until release is called.
+// end records the result of a call. The response of the call may be read until release is called.
 func (b *Bulkhead) end(c admitted, how result) {
 	if c.cost == 0 {
 		return
@@ -269,8 +274,8 @@ func (b *Bulkhead) release(c admitted, how result, err error) {
 	c.free(err)
 }
 
-// workEnded records the end of a call's work, such as the end of a response body. If the work was cut off for lack of
-// time, workEnded adds a sample.
+// workEnded records the end of a call's work, such as the end of a response body. If the work was cut off because
+// time ran out, workEnded adds a sample.
 func (b *Bulkhead) workEnded(err error) {
 	if resultOf(context.Background(), err) != overran {
 		return
@@ -281,7 +286,7 @@ func (b *Bulkhead) workEnded(err error) {
 }
 
 // makeRoom raises the limit if calls hold slots for a long time. While calls wait for slots, a timer calls makeRoom
-// again. If all new calls wait, no other event would raise the limit. b.mu is held.
+// again, because no other event raises the limit if all new calls wait. The caller holds b.mu.
 func (b *Bulkhead) makeRoom() {
 	b.control.makeRoom(b.now(), b.taken, b.reading)
 	b.apply()
@@ -313,7 +318,7 @@ func resultOf(ctx context.Context, err error) result {
 	return silent
 }
 
-// apply sets the limit of slots to the limit of control. b.mu is held.
+// apply sets the limit of slots to the limit of control. The caller holds b.mu.
 func (b *Bulkhead) apply() {
 	if n := b.control.Limit(); n != b.limit {
 		b.limit = n
@@ -326,7 +331,8 @@ func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is like [bulkhead.Bulkhead.Update]. The learned latency is kept, and a probe that is in progress ends.
+// Update is like [bulkhead.Bulkhead.Update]. The latency that probes have measured stays known. A probe that is in
+// progress ends.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }
@@ -381,7 +387,7 @@ func (b *Bulkhead) Observe(f func(context.Context, bulkhead.Event)) (stop func()
 	return b.slots.Observe(f)
 }
 
-// Describe implements [policy.Describer]. The kind of the description is the same as for a [bulkhead.Bulkhead].
+// Describe implements [policy.Describer]. The Kind of the Description is the same as for a [bulkhead.Bulkhead].
 func (b *Bulkhead) Describe() policy.Description {
 	d := b.slots.Describe()
 	d.Config = func() any { return b.Config() }

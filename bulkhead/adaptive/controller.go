@@ -8,13 +8,13 @@ import (
 // A controller finds a limit by comparing the latency of calls with the latency of an idle server.
 // docs/decisions/adaptive-limit.md gives the reasons for the controller's rules.
 //
-// The controller evaluates cohorts, one after the other. A cohort is the calls that start in a period. The controller
-// waits for the end of all calls of a cohort. Short calls end first. If the controller did not wait for the long calls,
-// the server would look faster. The controller compares means of the logarithms of latencies. Arithmetic means would be
-// too noisy if one call in a hundred is long.
+// The controller evaluates cohorts, one after the other. A cohort consists of the calls that start within a period.
+// The controller waits until all calls of a cohort have ended. Otherwise it would see only the short calls, which end
+// first, and the server would look faster than it is. The controller compares means of the logarithms of latencies.
+// Arithmetic means would be too noisy if one call in a hundred is long.
 //
-// A controller has no clock. Its callers pass the Unix time. Between two concurrent calls, the time may go back by the
-// small difference of a race, but not by more.
+// A controller has no clock. Its callers pass the Unix time. If two calls run concurrently, the second may pass a
+// slightly earlier time than the first.
 type controller struct {
 	cfg     Config
 	limit   float64 // has a fraction; otherwise a limit of 1 would not grow
@@ -27,7 +27,7 @@ type controller struct {
 	cohort  cohort
 	waiting bool                             // the cohort is complete, and its calls still run
 	reached bool                             // the last cohort used the whole limit
-	peak    struct{ limit, latency float64 } // values when the limit started to shrink; limit 0 if it does not
+	peak    struct{ limit, latency float64 } // values when the limit started to shrink; limit is 0 if it does not
 
 	moved  time.Duration // when a call last started or ended, or the limit was raised for a call
 	recent [2]int        // the limit at the end of each of the last two cohorts
@@ -44,9 +44,9 @@ type controller struct {
 type base struct {
 	known    bool
 	log      float64 // mean logarithm of the latency
-	variance float64 // estimation variance of log
+	variance float64 // variance of the error of log
 	spread   float64 // variance of the logarithm of a single call's latency
-	rise     float64 // increase of log if each call waits for Tolerance times mean
+	rise     float64 // the amount by which log grows if each call waits for Tolerance times mean
 	mean     float64 // arithmetic mean of the latency, in ns
 }
 
@@ -55,7 +55,7 @@ type result int
 
 const (
 	answered result = iota // the latency of the call is a sample
-	overran                // the server is overloaded
+	overran                // the call ran out of time or was throttled, so the server is overloaded
 	silent                 // the call gives no information
 )
 
@@ -65,7 +65,8 @@ type call struct {
 	cohort int // the number of the cohort that the call belongs to; 0 if the call belongs to no cohort
 }
 
-// A cohort is the calls that start in a period, with their samples. It is complete when no more calls join it.
+// A cohort consists of the calls that start within a period, with their samples. It is complete when no more calls
+// join it.
 type cohort struct {
 	number   int
 	from     time.Duration // start of the period; if the cohort is complete, the end of the period
@@ -82,7 +83,7 @@ type samples struct {
 	sum     float64 // sum of the latencies, in ns
 	logs    float64 // sum of the logarithms of the latencies
 	squares float64 // sum of the squares of the logarithms
-	delayed float64 // sum of the logarithms of the latencies with an additional wait
+	delayed float64 // sum of the logarithms of latency + wait; see add
 }
 
 // add adds a latency. wait is the additional wait for the sum in delayed.
@@ -104,31 +105,31 @@ func (s *samples) rise() float64 { return (s.delayed - s.logs) / float64(s.n) }
 func (s *samples) spread() float64 { return max(0, s.squares/float64(s.n)-s.log()*s.log()) }
 
 const (
-	cohortTime    = 100 * time.Millisecond // minimum length of a cohort; the usual latency, if it is longer
+	cohortTime    = 100 * time.Millisecond // minimum length of a cohort, unless the usual latency is longer
 	cohortSamples = 50                     // number of calls that completes a cohort after the minimum length
 	fewSamples    = 10                     // number of calls that completes a cohort after longTime
 
-	// longTime is a time as a multiple of the usual latency. After this time, fewSamples calls complete a cohort. The
-	// controller waits at most for this time until the calls of a complete cohort have ended.
+	// longTime is a multiple of the usual latency. After this time, fewSamples calls are enough to complete a cohort. It
+	// is also the longest time for which the controller waits until the calls of a complete cohort have ended.
 	longTime = 10
 
-	// After one cohort, the new limit is at least shrinkMost times the former limit. The part for desiredLimit is at
+	// After one cohort, the new limit is at least shrinkMost times the former limit. The argument of desiredLimit is at
 	// most growMost.
 	shrinkMost, growMost = 0.7, 1.5
 	slowGradient         = 0.95 // if the gradient is lower, the calls are slower than Tolerance allows
 
-	// relief is the share of the limit's fall by which the latency must fall. Both falls are measured in logarithms. If
-	// the latency falls by less, the server may have become slower, and a probe starts.
+	// When the limit shrinks, the latency must fall by at least relief times as much. Both are measured in logarithms.
+	// If the latency falls by less, the server may have become slower, and a probe starts.
 	relief = 0.4
 
 	probePeriod = 10 * time.Second      // minimum period of common probes
 	longPeriod  = 100                   // minimum period of common probes, in multiples of the usual latency
 	probeRise   = 1.5                   // maximum factor by which one probe raises the base
-	probeShare  = 0.75                  // limit in a probe: share of the slots that an idle server needs at this load
+	probeShare  = 0.75                  // the limit in a probe, as a share of an idle server's need at this load
 	doubtShare  = 0.25                  // replaces probeShare while the base is in doubt
-	drainTime   = 75 * time.Millisecond // minimum time until a queue is empty, because clocks of processes differ
+	drainTime   = 75 * time.Millisecond // minimum time for a queue to become empty; clocks of processes differ
 
-	surprise = 3.0   // number of standard errors from the base beyond which a difference is a change, not noise
+	surprise = 3.0   // a difference from the base is a change, not noise, if it exceeds this number of standard errors
 	drift    = 0.005 // standard deviation of the base's change from cohort to cohort
 	memory   = 200   // number of samples over which the base's spread, rise and mean are averaged
 
@@ -332,9 +333,8 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	}
 }
 
-// desiredLimit returns the new limit after a cohort. part is the share of the current limit that the cohort needed. The
-// square root is additional room. With this room, the limit can grow if part is 1. If some calls fail, the limit keeps
-// some slots.
+// desiredLimit returns the new limit after a cohort. part is the share of the current limit that the cohort needed.
+// The square root adds room: the limit can grow if part is 1, and it does not shrink to 0 if some calls fail.
 func (c *controller) desiredLimit(part float64) float64 {
 	return max(c.limit*part+math.Sqrt(c.limit*part), shrinkMost*c.limit)
 }
@@ -398,15 +398,15 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	}
 }
 
-// nextSecond returns the next full second. If several processes probe before the next common probe, these probes start
-// at the same time.
+// nextSecond returns the next full second. Processes that probe between two common probes then probe at the same
+// time.
 func nextSecond(now time.Duration) time.Duration { return now.Truncate(time.Second) + time.Second }
 
 // isQueueing reports whether the samples are slower than the base because of a queue that the probe could not empty.
 // The spread of the samples distinguishes a queue from slower work. Slower work multiplies each latency by a factor,
 // and does not change the spread. A queue adds a wait to each latency. If all calls wait equally long, the spread is
-// divided by the square of the factor by which the mean latency has grown. If all calls suddenly take equally long, the
-// spread is even smaller, and the cause is not a queue.
+// divided by the square of the factor by which the mean latency has grown. A spread that is even smaller means that
+// all calls suddenly take equally long, which is not caused by a queue.
 func (b *base) isQueueing(s *samples) bool {
 	if b.spread < fewSpread || s.log() <= b.log {
 		return false
