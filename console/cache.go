@@ -46,8 +46,8 @@ func byKeys(f reflect.Value) bool {
 		t.NumOut() == 1 && t.Out(0) == reflect.TypeFor[error]()
 }
 
-// keyOf parses a key of type t. A string is used unchanged, an encoding.TextUnmarshaler parses itself, and any other
-// type is parsed as JSON.
+// keyOf parses a key of type t. If t is an encoding.TextUnmarshaler, keyOf calls its method UnmarshalText. A string is
+// used unchanged. A key of any other type is parsed as JSON.
 func keyOf(t reflect.Type, text string) (reflect.Value, error) {
 	key := reflect.New(t)
 	var err error

@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// A confirmation is the page before an operation that is hard to revert.
+// A confirmation is the page that asks an operator to confirm an operation that is hard to revert.
 type confirmation struct {
 	page
 	Because, Yes string
 	Fields       url.Values
 	Back         string
-	Changes      []change // of an operation with a State or a Version
+	Changes      []change // what a new State or Version changes
 }
 
 // A change is a change of a saga's state or version.
@@ -26,7 +26,7 @@ type change struct {
 	Before, After side
 }
 
-// confirm writes the page that asks for confirmation of an operation, and reports whether the operation needs one.
+// confirm reports whether an operation needs a confirmation. If so, it writes the page that asks for the confirmation.
 func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation) bool {
 	page, back := op.back()
 	var changes []change
@@ -57,7 +57,8 @@ func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation) 
 // replaces reports whether the operation changes a saga's state or version.
 func (op Operation) replaces() bool { return op.State != nil || op.Version != 0 }
 
-// confirmation returns the question before an operation. Its Title is empty if there is none.
+// confirmation returns the question that must be confirmed before an operation. If the operation needs no confirmation,
+// the Title is empty.
 func (op Operation) confirmation() (q confirmation) {
 	a, object := actions[op.Action], cmp.Or(op.ID, op.Policy)
 	switch {
@@ -88,11 +89,11 @@ func (op Operation) confirmation() (q confirmation) {
 	return q
 }
 
-// A side is a text before or after a change: the beginning that both have, the lines that differ, and the end that
-// both have.
+// A side is a text before or after a change. It is divided into the first lines that both texts have in common, the
+// lines that differ, and the last lines that both texts have in common.
 type side struct{ Head, Differs, Tail string }
 
-// changeOf returns a change of a text.
+// changeOf returns a change from the text before to the text after.
 func changeOf(name, before, after string) change {
 	a, b := strings.SplitAfter(before, "\n"), strings.SplitAfter(after, "\n")
 	shorter, head, tail := min(len(a), len(b)), 0, 0
@@ -109,7 +110,7 @@ func changeOf(name, before, after string) change {
 	return change{name, split(a), split(b)}
 }
 
-// compacted returns JSON without insignificant spaces, and nil for an empty text.
+// compacted returns a JSON text without insignificant spaces. For an empty text it returns nil.
 func compacted(text string) (json.RawMessage, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil

@@ -15,27 +15,27 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// Config configures a [Console]. The zero Config shows metrics, states and settings, hides everything that may
-// be secret, and is read-only.
+// Config configures a [Console]. A Console with the zero Config shows metrics, states and settings, hides all values
+// that may be secret, and is read-only.
 type Config struct {
 	// Name is the program's name on the page. Empty means the name of its executable file.
 	Name string
-	// Show selects which values that may be secret are shown. The zero Show hides all of them.
+	// Show selects which of the values that may be secret are shown. The zero Show hides all of them.
 	Show Show
-	// Allow decides whether a request may apply an operation. If it returns an error, the operation is not applied
-	// and the response has status 403 and the text of the error. For an action on many sagas, Allow is called for
-	// each saga. The request's body has been read. Nil means read-only: the page has no buttons.
+	// Allow decides whether a request may apply an operation. If Allow returns an error, the operation is not applied, and
+	// the response has the status 403 and the text of the error. For an action on many sagas, Allow is called for each
+	// saga. The request's body has already been read. Nil means that the console is read-only: the page has no buttons.
 	//
-	// The console rejects requests from other origins before it calls Allow. Allow must still authenticate the
-	// sender, unless a handler around the Console does.
+	// The console rejects requests from other origins before it calls Allow. Allow must still authenticate the sender,
+	// unless a handler around the Console does so.
 	Allow func(*http.Request, Operation) error
-	// Audit is called with the result of each operation, including an error of Allow. For an action on many sagas,
-	// it is called for each saga. ctx has the values of the request's context, but is never canceled. Nil means no
-	// audit.
+	// Audit is called after each operation, with its error or nil. An operation that Allow forbids has the error of Allow.
+	// For an action on many sagas, Audit is called for each saga. The Context has the values of the request's context, but
+	// is never canceled. Nil means no audit.
 	Audit func(context.Context, Operation, error)
 }
 
-// Show selects which values that may be secret a [Console] shows. The zero Show hides all of them.
+// Show selects which of the values that may be secret a [Console] shows. The zero Show hides all of them.
 type Show struct {
 	Errors bool // texts of errors, which may contain keys, and the notes in a saga's log
 	Keys   bool // keys of a Group
@@ -52,7 +52,7 @@ type Console struct {
 	origin  *http.CrossOriginProtection
 }
 
-// started is the time at which the program started, approximately.
+// started is approximately the time at which the program started.
 var started = time.Now()
 
 // A process is the process whose policies a Console shows.
@@ -75,8 +75,8 @@ func New(reg *registry.Registry, cfg Config) *Console {
 	return c
 }
 
-// Close stops sampling, and an action on many sagas before its next saga. It waits until the current sample is
-// complete. A closed console responds with status 503.
+// Close stops sampling, and waits until the current sample is complete. An action on many sagas ends before its next
+// saga. A closed Console responds to requests with status 503.
 func (c *Console) Close() {
 	c.sampler.stop()
 	c.sampler.ended.Wait()
@@ -105,7 +105,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "":
-		// The page's links are relative to a directory.
+		// Redirect to the path with a slash, because the page's links are relative to a directory.
 		at, _, _ := strings.Cut(r.RequestURI, "?")
 		w.Header().Set("Location", path.Base(at)+"/")
 		w.WriteHeader(http.StatusMovedPermanently)
@@ -125,15 +125,15 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// secure sets headers that restrict the page to its own script, style and requests, and that keep other sites from
-// embedding it.
+// secure sets headers that let the page use only scripts, styles and requests of the console, and that prevent other
+// sites from embedding the page.
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
 		"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("X-Content-Type-Options", "nosniff")
-	// Other sites do not receive the page's address. With no-referrer, the page's own forms would have the origin
-	// null over plain HTTP.
+	// With same-origin, other sites do not receive the page's address. With no-referrer, browsers would send the console's
+	// own forms with the origin null over plain HTTP, and the console would reject them.
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")

@@ -1,5 +1,6 @@
-// Package console provides a web page for operators: it shows the policies of a program live. An operator sees which
-// dependency is broken and since when, and can act without a deploy if that is allowed.
+// Package console provides a web page that shows operators the current state of a program's policies. An operator sees
+// which dependency is broken and since when. If [Config].Allow permits it, the operator can also act, for example open
+// a breaker or change settings, without a deployment.
 //
 //	page := console.New(reg, console.Config{
 //		Allow: func(r *http.Request, op console.Operation) error { return mayOperate(r) },
@@ -10,45 +11,56 @@
 //	defer page.Close()
 //	mux.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", page))
 //
-// The page shows the policies of one process, and names it by host, pid and start. Behind a load balancer, an action
-// reaches only that process. Sagas are in a store, which all processes share.
+// The page shows the policies of one process, and identifies the process by its host, PID and start time. Behind a load
+// balancer, an action on a policy reaches only that process. An action on a saga takes effect for all processes, because they
+// share the store of the sagas.
 //
 // # Cost
 //
-// A goroutine samples every metric once per second and retains the samples of the last ten minutes. The first visitor
-// therefore sees how an outage started. For 100 policies, the sampler uses less than 0.1% of a core and 1 to 3 MB. A
-// policy whose Health queries a store, such as a Runner, is called only every 10 seconds. The console recognizes it by
-// a Health that uses its ctx.
+// A goroutine samples every metric once per second and retains the samples of the last ten minutes. So even the first
+// visitor after an outage has started sees how it started. For 100 policies, sampling uses less than 0.1% of a CPU core
+// and 1 to 3 MB of memory.
+//
+// The health of a policy is queried once per second, but only every 10 seconds if it queries a store, such as the
+// health of a Runner. The console assumes that a Health function queries a store if the function uses its ctx.
 //
 // # Actions on many sagas
 //
-// The page groups stuck sagas by step and error. An operator selects sagas or whole groups, and the console applies the
-// action to one saga after the other. Each saga is an operation for Allow and Audit.
+// A stuck saga is one that cannot continue without an operator. The page groups stuck sagas by step and error. An
+// operator selects sagas or whole groups, and the console applies the action to one saga after the other. Config.Allow
+// and Config.Audit are called for each saga.
 //
-// The form has each saga's sequence number. If a saga has changed since it was shown, the action is refused for that
-// saga and applied to the others; only Cancel applies even so. The action ends early if Allow returns an error, the
-// store fails, or the console is closed. It also ends before the server's WriteTimeout, or the deadline of the
-// request's ctx, because otherwise the response would be lost. In each case the response has the number of sagas that
-// were changed, and the number of sagas that are left.
+// The form has the sequence number of each saga, which is the number of entries in the saga's log. If a saga has
+// changed since the page showed it, the action is refused for that saga and applied to the other sagas. Only Cancel is
+// also applied to a saga that has changed.
+//
+// The action ends early if Allow returns an error, the store fails, or the console is closed. It also ends early before
+// the server's WriteTimeout or the deadline of the request's ctx, because otherwise the response would be lost. In each
+// case, the response has the number of sagas that were changed and the number of sagas that are left.
 //
 // # State and version of a saga
 //
-// On the page of a saga that is stuck, or waits while no runner holds it, an operator can replace the state, which is
-// shown as JSON, and move the saga to another registered version. Both come with Retry, Skip or Compensate: a skipped
-// step leaves nothing in the state, so the operator enters the results that later steps need. The confirmation shows
-// the state before and after. The saga's log records that the state was replaced, but neither state. Config.Audit
-// receives the new one.
+// An operator can replace the state of a saga, which its page shows as JSON, and move the saga to another registered
+// version. The page offers this for a saga that is stuck, and for a saga that waits while no runner holds it.
+//
+// A new state or version is part of the actions Retry, Skip and Compensate. For example, a step that is skipped adds
+// nothing to the state. So the operator who skips it enters the results that later steps need. Before the action, a
+// confirmation page shows the old and the new state. The saga's log records that the state was replaced, but contains
+// neither the old nor the new state. Config.Audit receives the new state.
 //
 // # Security
 //
 // Anyone who can reach the page can read it. Mount it next to the program's other debug pages, or behind a handler that
-// authenticates. Error texts, the keys of a Group and the states of sagas may hold secrets. They are hidden unless
-// [Show] selects them. The names of policies, their settings and the ids of sagas are always shown.
+// authenticates. Texts of errors, the keys of a Group and the states of sagas may contain secrets. They are hidden
+// unless [Show] selects them. The names and settings of policies and the IDs of sagas are always shown.
 //
-// Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST from another origin. A proxy
-// must keep the browser's Host, as nginx does with "proxy_set_header Host $http_host". DNS rebinding lets a foreign
-// page reach the console from an operator's browser. Allow, or the handler around the console, must therefore require
-// a credential or check r.Host. The client's address alone proves nothing.
+// Without Config.Allow the console is read-only. The console rejects a POST request from another origin, by
+// http.CrossOriginProtection. A proxy in front of the console must pass the browser's Host header on, as nginx does
+// with "proxy_set_header Host $http_host".
+//
+// By DNS rebinding, a page of another site can send requests to the console from an operator's browser. Therefore
+// Allow, or a handler around the console, must require a credential or check r.Host. It is not sufficient to check the
+// address of the client.
 //
 // # Scripts
 //
@@ -60,13 +72,14 @@
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation
 //
-// A list of sagas has the optional parameters runner, saga (a definition), status, text (an id, or its beginning), age
-// (the minimum age, such as 10m) and after (the next of the previous page).
+// A list of sagas has the optional parameters runner, saga (a definition), status, text (an id, or the first part of
+// one), age (the minimum age, such as 10m) and after (the field next of the previous page).
 //
-// An operation is a form. Its fields are those of [Operation] in lower case. An action on many sagas has one field ids
-// for each saga, with the id and the seq of the list as id@seq. A seq of 0 applies the action to the saga even if it
-// has changed. With one id, retry, skip and compensate may have a new state as JSON, and a version. With ids, they may
-// have a version.
+// An operation is sent as an HTML form. The names of its fields are the names of the fields of [Operation] in lower
+// case. An action on many sagas has one field ids for each saga. Its value is id@seq, with the id and the seq of the
+// saga from the list. If seq is 0, the action is applied to the saga even if the saga has changed. The actions retry,
+// skip and compensate may have a version. If they have the field id, for a single saga, they may also have a new state
+// as JSON.
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
@@ -75,8 +88,8 @@
 //	curl -H 'Accept: application/json' -d action=skip -d policy=saga/orders -d id=order-1 -d seq=17 -d step=ticket \
 //	     -d 'state={"Seats": 2, "Ticket": "T-1"}' -d note='printed by hand' $CONSOLE/act
 //
-// The response is {"done": true}. Apply adds the changes. An action on many sagas adds the numbers "acted" and
-// "refused", and "refusals" with the reasons. If the operation fails, the response has a status of 400 or more and is
-// {"done": false, "error": "..."}. With preview=1, apply changes nothing and responds with the changes that it would
-// make.
+// The response is {"done": true}. The response to apply also has "changes". The response to an action on many sagas has
+// the numbers of sagas "acted" and "refused", and "refusals" with the reasons. If the operation fails, the response is
+// {"done": false, "error": "..."}, with an HTTP status of 400 or more. With the field preview=1, apply changes nothing,
+// and its response has the changes that it would make.
 package console

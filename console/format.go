@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ago returns a duration in its largest suitable unit: "90 s", "5 min".
+// ago returns a duration as a text in a suitable unit, such as "90 s" or "5 min".
 func ago(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d > 0 && d < time.Second:
@@ -24,10 +24,10 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-// since returns a number of seconds as ago does.
+// since is like ago, for a number of seconds.
 func since(seconds float64) string { return ago(time.Duration(seconds * float64(time.Second))) }
 
-// stamp returns a time with its date and zone, or "" for the zero time.
+// stamp returns a time as a text with its date and time zone, or "" for the zero time.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -35,7 +35,7 @@ func stamp(t time.Time) string {
 	return t.Format("2006-01-02 15:04:05 MST")
 }
 
-// plural returns a number with its noun: "1 saga", "2 sagas".
+// plural returns a number and its noun, such as "1 saga" or "2 sagas".
 func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -43,7 +43,7 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// atoi returns the number in a text, or 0 if it is none.
+// atoi returns the number in a text, or 0 if the text is not a number.
 func atoi(text string) int {
 	n, _ := strconv.Atoi(text)
 	return n
@@ -71,7 +71,7 @@ func number(v float64) string {
 	return rounded(v/1e6, 1) + " M"
 }
 
-// percent returns a share as a percentage. It returns "0%" and "100%" only for exactly those shares.
+// percent returns a fraction as a percentage. It returns "0%" only for 0, and "100%" only for 1.
 func percent(share float64) string {
 	switch p := share * 100; {
 	case p <= 0:
@@ -87,7 +87,7 @@ func percent(share float64) string {
 	}
 }
 
-// bad returns the share of the calls that failed or were refused, as a text: "8% failed".
+// bad returns the share of calls that failed or were refused as a text, such as "8% failed".
 func (s status) bad() string {
 	switch {
 	case s.calls <= 0:

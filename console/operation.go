@@ -39,7 +39,7 @@ const (
 const (
 	// Apply changes the policy's settings to Operation.Settings.
 	Apply Action = "apply"
-	// Preview reports the changes that Apply would make, and makes none.
+	// Preview reports the changes that Apply would make, but changes nothing.
 	Preview Action = "preview"
 )
 
@@ -53,25 +53,29 @@ const (
 	InvalidateAll Action = "invalidate_all"
 )
 
-// Actions on a saga. They call Operate of saga.Runner, where they are described. Each needs an Operation.Note, which
-// is written to the saga's log. Retry, Skip and Compensate may have a new Operation.State or Operation.Version.
+// Actions on a saga. They call the method Operate of saga.Runner, which describes them. Each action requires an
+// Operation.Note, which is written to the saga's log. Retry, Skip and Compensate may have a new Operation.State or
+// Operation.Version.
 const (
-	// Cancel requests a running saga to turn back.
+	// Cancel requests that a running saga turns back: it stops going forward and undoes its steps.
 	Cancel Action = "cancel"
-	// Retry lets a stuck saga continue in its direction.
+	// Retry lets a stuck saga continue, forward or backward as before.
 	Retry Action = "retry"
-	// Skip skips Operation.Step. If Step is empty, it skips the step that blocks a stuck saga.
+	// Skip skips Operation.Step, and the saga continues after it. If Step is empty, Skip applies to the step that blocks a
+	// stuck saga.
 	Skip Action = "skip"
-	// Compensate turns the saga back.
+	// Compensate turns the saga back: the saga undoes its steps.
 	Compensate Action = "compensate"
 	// Abandon ends the saga without doing or undoing its remaining steps.
 	Abandon Action = "abandon"
 )
 
-// actions has, for each action, the fields of its form apart from commonFields, the message after it, and the
-// confirmation before it: a question and an explanation. A form with any other field is an error, because an
-// ignored field could widen the operation, such as from one key to the whole breaker. A link can select a message,
-// but cannot supply its text.
+// actions describes each action. fields are the fields of its form, in addition to commonFields. done is the message
+// after the action. question and because are the text of the confirmation before it; without a question, there is none.
+//
+// A form with any other field is an error. If the field were ignored, the operation could affect more than the operator
+// intended, for example the whole Group instead of one key. The messages are here because a link to a page can then
+// select a message, but cannot contain its own text.
 var actions = map[Action]struct{ fields, done, question, because string }{
 	Trip:  {fields: "key for", done: "The breaker was tripped."},
 	Reset: {fields: "key", done: "The breaker was reset."},
@@ -97,35 +101,35 @@ var actions = map[Action]struct{ fields, done, question, because string }{
 
 const turnsBack = "The saga stops going forward and undoes its steps."
 
-// commonFields are fields that the form of any action may have. Some belong to another button of the same form.
+// commonFields are fields that the form of any action may have. Some of them belong to another button of the same form.
 const commonFields = "action policy note preview sure list step for"
 
 // An Operation is an [Action] on a policy or a saga, with its arguments. Fields that the action does not use are
 // zero.
 type Operation struct {
 	Action   Action
-	Policy   string          // kind and name: "breaker/users"; for a saga, its Runner: "saga/orders"
+	Policy   string          // kind and name, such as "breaker/users"; for a saga, its Runner: "saga/orders"
 	Key      string          // key of a Group or a cache
 	For      time.Duration   // duration of Trip; zero means the breaker's own OpenFor
 	Settings json.RawMessage // argument of Apply and Preview: a JSON object of the fields to change
 	ID       string          // the saga's id
 	Step     string          // argument of Skip
-	Seq      int64           // number of entries in the saga's log when the operator saw it; zero means any
+	Seq      int64           // number of entries in the saga's log when the operator saw the saga; zero means any
 	Note     string          // the operator's reason
 	State    json.RawMessage // the saga's new state, which may hold secrets; nil leaves the state unchanged
 	Version  int             // the registered version to which the saga moves; zero leaves the version unchanged
 
-	targets []target // sagas of an action on many, which becomes one Operation for each
-	list    string   // query of the page that lists them; empty if the operation is about one thing
+	targets []target // sagas of an action on many sagas, which becomes one Operation for each
+	list    string   // query of the page that lists the sagas; empty if the form is not on that page
 }
 
-// A target is a saga as the operator saw it.
+// A target is a saga, with the seq that the operator saw.
 type target struct {
 	id  string
 	seq int64
 }
 
-// LogValue returns a group of the fields that are not zero.
+// LogValue implements [slog.LogValuer]. It returns a group of the fields that are not zero.
 func (op Operation) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
@@ -165,23 +169,24 @@ type operable interface {
 	Enable()
 }
 
-// errOperator is the breaker's last error after an operator tripped it or forced it open.
+// errOperator becomes the last error of a breaker that an operator has tripped or forced open.
 var errOperator = errors.New("opened by an operator in the console")
 
-// An actionForm is a submitted form, which the response shows again.
+// An actionForm is a submitted form that the response shows again, with an error or a preview.
 type actionForm struct {
 	Error   string
 	Changes registry.Report // result of Preview
 	Values  url.Values
 }
 
-// Edits reports whether the form is the one that changes settings, or a saga's state and version.
+// Edits reports whether the form is one that edits values: the settings of a policy, or the state and version of a
+// saga.
 func (f *actionForm) Edits() bool {
 	return f != nil && (f.Values.Has("settings") || f.Values.Has("version"))
 }
 
-// Value returns the submitted value of a field. edits selects between the form that edits and the form of the other
-// actions.
+// Value returns the submitted value of a field. If edits is true, it is for the form that edits values, and otherwise
+// for the form of the other actions. For the other of the two forms, Value returns "".
 func (f *actionForm) Value(name string, edits bool) string {
 	if f == nil || edits != f.Edits() {
 		return ""
@@ -189,7 +194,7 @@ func (f *actionForm) Value(name string, edits bool) string {
 	return f.Values.Get(name)
 }
 
-// act handles a POST of an operation.
+// act handles a POST request with an operation.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", "POST")
@@ -243,7 +248,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		if op.targets != nil {
 			q.Set("acted", strconv.Itoa(done.Acted))
 		}
-		if done.Refused > 0 { // a redirect would lose the reasons
+		if done.Refused > 0 { // after a redirect, the page would not have the reasons
 			c.sagas(w, r, http.StatusOK, q, done, nil)
 			return
 		}
@@ -254,9 +259,9 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 
 var errTime = errors.New("the time for this response is over")
 
-// timeLimits returns the time at which an action on many sagas starts with no further saga, and the time at which it
-// must end. Otherwise its response would miss the server's WriteTimeout or the deadline of the request's ctx. Both
-// times are zero if there is no limit.
+// timeLimits returns the time limits of an action on many sagas. After lastStart, the action does not start with
+// another saga. At end, the action must end. Otherwise its response would be later than the server's WriteTimeout or
+// the deadline of the request's ctx. Both times are zero if there is no limit.
 func timeLimits(now time.Time, r *http.Request) (lastStart, end time.Time) {
 	var limit time.Time
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
@@ -272,8 +277,8 @@ func timeLimits(now time.Time, r *http.Request) (lastStart, end time.Time) {
 	return now.Add(left * 6 / 10), now.Add(left * 8 / 10)
 }
 
-// apply applies an operation, or one on many sagas to each of them in the order of the form. It ends with the first
-// saga that Allow forbids or whose store fails, or at lastStart.
+// apply applies an operation. An operation on many sagas is applied to each saga, in the order of the form. It ends
+// early at the first saga for which Allow returns an error or the store fails, and at lastStart.
 func (c *Console) apply(r *http.Request, op Operation, lastStart time.Time) (done result, status int, err error) {
 	if op.targets == nil {
 		status, err = c.applyOne(r, op, &done)
@@ -284,7 +289,7 @@ func (c *Console) apply(r *http.Request, op Operation, lastStart time.Time) (don
 		one.ID, one.Seq, one.targets = t.id, t.seq, nil
 		status, err = http.StatusServiceUnavailable, errTime
 		if lastStart.IsZero() || time.Now().Before(lastStart) {
-			status, err = c.applyOne(r, one, &done) // calls Allow each time, because the permission may be revoked
+			status, err = c.applyOne(r, one, &done) // calls Allow for each saga: the permission may be revoked
 		}
 		switch {
 		case err == nil:
@@ -300,8 +305,8 @@ func (c *Console) apply(r *http.Request, op Operation, lastStart time.Time) (don
 	return done, 0, nil
 }
 
-// applyOne applies an operation unless the console is closed, the request has ended, or Allow forbids it. It returns
-// the HTTP status for an error.
+// applyOne applies an operation to one policy or saga. It returns an error if the console is closed, the request's ctx
+// is done, or Allow forbids the operation. It also returns the HTTP status for the error.
 func (c *Console) applyOne(r *http.Request, op Operation, done *result) (status int, err error) {
 	if c.sampler.ctx.Err() != nil {
 		return http.StatusServiceUnavailable, errClosed
@@ -320,8 +325,8 @@ func (c *Console) applyOne(r *http.Request, op Operation, done *result) (status 
 	return status, err
 }
 
-// explain returns the error of a cross-origin request. If a proxy may have changed the Host, it explains how to keep
-// the Host.
+// explain returns err, the error of a cross-origin request. If a proxy may have changed the Host header, explain adds
+// how to configure the proxy.
 func explain(r *http.Request, err error) error {
 	from, bad := url.Parse(r.Header.Get("Origin"))
 	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" {
@@ -331,7 +336,7 @@ func explain(r *http.Request, err error) error {
 		"A proxy must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-// parseOperation parses a form. If it returns an error, op has the fields that were parsed before.
+// parseOperation parses a form. If it returns an error, op has the fields that were parsed before the error.
 func (c *Console) parseOperation(form url.Values) (op Operation, err error) {
 	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
 		ID: form.Get("id"), Note: strings.TrimSpace(form.Get("note")), list: form.Get("list")}
@@ -420,7 +425,7 @@ func parseSeq(text string) (int64, error) {
 	return seq, nil
 }
 
-// entry returns the policy with a path: "breaker/users".
+// entry returns the policy with a path such as "breaker/users".
 func (c *Console) entry(path string) (registry.Entry, bool) {
 	kind, name, _ := strings.Cut(path, "/")
 	return c.reg.Get(kind, name)
@@ -462,7 +467,7 @@ const storeFailed = "the store failed: "
 func (e storeError) Error() string { return storeFailed + fmt.Sprint(e.error) }
 func (e storeError) Unwrap() error { return e.error }
 
-// ofStore returns an error of a store as a storeError, or nil.
+// ofStore returns err, an error of a store, as a storeError. It returns nil if err is nil.
 func ofStore(err error) error {
 	if err == nil {
 		return nil
@@ -470,7 +475,7 @@ func ofStore(err error) error {
 	return storeError{err}
 }
 
-// errorText returns the text of an operation's error, without secrets unless Show.Errors.
+// errorText returns the text of an operation's error. If Show.Errors is not set, it hides the text of a store's error.
 func (c *Console) errorText(err error) string {
 	if failed, ok := errors.AsType[storeError](err); ok {
 		before, _, _ := strings.Cut(err.Error(), storeFailed)
@@ -479,10 +484,11 @@ func (c *Console) errorText(err error) string {
 	return err.Error()
 }
 
-// storeError returns the error of a page whose query to a store failed.
+// storeError returns the error that a page shows if its query to a store failed.
 func (c *Console) storeError(err error) error { return errors.New(c.errorText(storeError{err})) }
 
-// breakerOf returns the breaker of an action and its entry: the member with a key, if the policy is a Group.
+// breakerOf returns the breaker to which an action applies, and its entry. If the policy is a Group, this is the member
+// with the given key.
 func breakerOf(e registry.Entry, key string) (b operable, of registry.Entry, err error) {
 	of = e
 	b, single := e.Policy.(operable)
@@ -525,7 +531,8 @@ func operate(e registry.Entry, op Operation) error {
 	return nil
 }
 
-// refuse responds to an operation that failed, with the page that sent it. done is the part that succeeded.
+// refuse responds to an operation that failed. It shows the error on the page that sent the operation. done has the
+// results of the part that succeeded.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, done result, err error) {
 	err = errors.New(c.errorText(err))
 	if wantsJSON(r) {
@@ -550,7 +557,8 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	}
 }
 
-// back returns the page of an operation, relative to the POST, and its query.
+// back returns the page that sends an operation, as a path relative to the path of the POST request, and the query of
+// that page.
 func (op Operation) back() (page string, q url.Values) {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	switch {
@@ -571,14 +579,14 @@ func (op Operation) back() (page string, q url.Values) {
 type result struct {
 	Done     bool            `json:"done"`
 	Error    string          `json:"error,omitempty"`
-	Changes  registry.Report `json:"changes,omitempty"`  // of Apply and Preview
-	Acted    int             `json:"acted,omitempty"`    // number of sagas that an action on many changed
-	Refused  int             `json:"refused,omitempty"`  // number of sagas that do not allow it, or have changed since
-	Left     int             `json:"left,omitempty"`     // number of sagas after the error
+	Changes  registry.Report `json:"changes,omitempty"`  // changes made by Apply, or shown by Preview
+	Acted    int             `json:"acted,omitempty"`    // number of sagas that an action on many sagas changed
+	Refused  int             `json:"refused,omitempty"`  // number of sagas that do not allow the action, or have changed
+	Left     int             `json:"left,omitempty"`     // number of sagas not reached because of the error
 	Refusals []refusal       `json:"refusals,omitempty"` // reasons of the refused sagas
 }
 
-// A refusal is a saga that an action on many left unchanged, and the reason.
+// A refusal is a saga that an action on many sagas did not change, with the reason.
 type refusal struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A sparkline has a value for every ten seconds.
+// A sparkline, which is a small chart, has one value for every ten seconds.
 const (
 	sparkStep = 10
 	sparks    = kept / sparkStep
@@ -37,7 +37,7 @@ type policyCard struct {
 	Name    string  `json:"name"`
 	Tone    tone    `json:"tone"`
 	State   string  `json:"state"`
-	Problem string  `json:"problem,omitempty"` // "8% failing", if the policy itself is healthy
+	Problem string  `json:"problem,omitempty"` // such as "8% failing", if the policy itself is healthy
 	Detail  string  `json:"detail,omitempty"`
 	Error   string  `json:"error,omitempty"`
 	Calls   float64 `json:"calls"`   // per second
@@ -46,20 +46,20 @@ type policyCard struct {
 	Spark   *spark  `json:"spark,omitempty"`
 	Words   words   `json:"words"`
 
-	Since  time.Time `json:"since,omitzero"` // when the console first saw it unhealthy
+	Since  time.Time `json:"since,omitzero"` // when the console first saw the policy unhealthy
 	Anchor string    `json:"-"`
 	Stated bool      `json:"-"` // State is worth showing next to Problem
 }
 
-// words are the numbers of a card as texts.
+// words has the numbers of a card as texts.
 type words struct {
 	Rate  string `json:"rate"`
 	Share string `json:"share"`
 	Since string `json:"since,omitempty"`
 }
 
-// A spark is a sparkline of the last ten minutes, the oldest value first. A value is the mean of the samples i with
-// the same i/10. The last value includes the latest sample.
+// A spark has the values of a sparkline over the last ten minutes, the oldest value first. Each value is the mean of up
+// to ten consecutive samples, whose numbers differ only in the last digit. The last value includes the latest sample.
 type spark struct {
 	Calls []float64 `json:"calls"` // per second
 	Bad   []float64 `json:"bad"`   // failed or refused calls per second
@@ -107,8 +107,9 @@ func (c *Console) cardOf(t *track) policyCard {
 	return card
 }
 
-// inOrder returns the tracks in the order of the overview: names with a broken policy first, then by name. The
-// policies of a name are in the order of a chain.
+// inOrder returns the tracks in the order of the overview. Policies with the same name are together, in the order in
+// which they would be in a chain. Names with a broken policy come first, then names with a policy that needs attention,
+// then the other names. Within these groups, the names are sorted.
 func inOrder(tracks []*track) []*track {
 	worst := map[string]int{}
 	for _, t := range tracks {

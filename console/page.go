@@ -32,7 +32,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	},
 }).ParseFS(assets, "assets/*.html"))
 
-// A page has the fields of every page.
+// A page has the fields that all pages have in common.
 type page struct {
 	Process process   `json:"process"`
 	At      time.Time `json:"at"`
@@ -53,13 +53,13 @@ func (c *Console) page(here, title string, refresh int) page {
 	return p
 }
 
-// wantsJSON reports whether a request accepts JSON. The pages of a browser never do.
+// wantsJSON reports whether a request accepts JSON. A browser that requests a page does not accept it.
 func wantsJSON(r *http.Request) bool {
 	return strings.Contains(r.Header.Get("Accept"), "application/json")
 }
 
-// show writes data as a page or as JSON. It compresses the response if the client accepts gzip, because an open page
-// is requested every second.
+// show writes data as an HTML page or as JSON. It compresses the response if the client accepts gzip, because a browser
+// requests an open page every second.
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, data any) {
 	var body bytes.Buffer
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
@@ -70,7 +70,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	} else {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		if err := pages.ExecuteTemplate(&body, name, data); err != nil {
-			panic(err) // the template does not match its data
+			panic(err) // a bug: the template does not match its data
 		}
 	}
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
@@ -88,7 +88,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	}
 }
 
-// A failure is the page of an error.
+// A failure is the page that shows an error.
 type failure struct {
 	page
 	Error string `json:"error"`
@@ -101,13 +101,13 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, status int, err e
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // values are only texts and finite numbers
+		panic(err) // a bug: all values are texts or finite numbers
 	}
 	return data
 }
 
-// secret returns the text of an error, or "hidden" unless Show.Errors. It survives an Error method that panics, as a
-// nil pointer's may.
+// secret returns the text of an error, or "hidden" if Show.Errors is not set. It does not panic even if the method
+// Error panics, as the method of a nil pointer may.
 func (c *Console) secret(err error) string {
 	if err == nil {
 		return ""
@@ -115,7 +115,7 @@ func (c *Console) secret(err error) string {
 	return c.text(fmt.Sprint(err))
 }
 
-// text returns the text of an error, or "hidden" unless Show.Errors.
+// text returns err, the text of an error, or "hidden" if Show.Errors is not set.
 func (c *Console) text(err string) string {
 	if err != "" && !c.cfg.Show.Errors {
 		return "hidden"

@@ -16,18 +16,18 @@ const membersShown = 20
 // A policyPage is the page of a policy.
 type policyPage struct {
 	page
-	Tick int `json:"tick"` // number of the latest sample, the last of all Points
+	Tick int `json:"tick"` // number of the latest sample, which is the last of Points
 	policyCard
-	States   []stateRun      `json:"states,omitempty"` // only of a breaker
+	States   []stateRun      `json:"states,omitempty"` // only for a breaker
 	Metrics  []metricView    `json:"metrics"`
 	Settings json.RawMessage `json:"settings,omitempty"`
 	Members  []memberView    `json:"members,omitempty"`
 	Actions  []Action        `json:"actions,omitempty"`
 
 	Key   string      `json:"-"` // key of the member to show; empty means all
-	Keyed bool        `json:"-"` // the policy is a Group, so an action needs a key
-	Find  bool        `json:"-"` // the page has a form for a key
-	Form  *actionForm `json:"-"` // submitted form, after an error or a preview
+	Keyed bool        `json:"-"` // the policy is a Group, so an action on a breaker needs a key
+	Find  bool        `json:"-"` // the page has a form to find a member by its key
+	Form  *actionForm `json:"-"` // submitted form, if it had an error or was a preview
 }
 
 // A metricView is a metric over time.
@@ -42,7 +42,7 @@ type metricView struct {
 	Points []float64 `json:"points"`
 }
 
-// A stateRun is a period that a breaker spent in a state.
+// A stateRun is a period during which a breaker had the same state.
 type stateRun struct {
 	State   string `json:"state"`
 	Seconds int    `json:"seconds"`
@@ -69,7 +69,8 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
-// policyPage returns the page of a policy. If key is not empty, it shows only that member of a Group.
+// policyPage returns the page of a policy. If key is not empty and the policy is a Group, the page shows only the
+// member with that key.
 func (c *Console) policyPage(e registry.Entry, key string) policyPage {
 	c.sampler.ensure()
 	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name, 1), Key: key}
@@ -90,7 +91,7 @@ func (c *Console) fillSamples(e registry.Entry, p *policyPage) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	t := s.byPath[e.String()]
-	if t == nil { // it was added after the latest sample
+	if t == nil { // the policy was added after the latest sample
 		t = newTrack(e, s.now)
 		t.status = t.judge(s.now)
 	}
@@ -105,8 +106,8 @@ func (c *Console) fillSamples(e registry.Entry, p *policyPage) {
 	}
 }
 
-// members returns the members of a Group that its page shows, and whether the page has a form for a key. It has none
-// if keys are hidden, because the form would reveal which keys exist.
+// members returns the members of a Group that its page shows, and whether the page has a form to find a member by its
+// key. If keys are hidden, the page has no such form, because the form would reveal which keys exist.
 func (c *Console) members(e registry.Entry, key string) (views []memberView, find bool) {
 	n := membersShown
 	if key != "" && c.cfg.Show.Keys {
@@ -121,7 +122,7 @@ func (c *Console) members(e registry.Entry, key string) (views []memberView, fin
 	return views, find
 }
 
-// member returns the view of a Group's member. A member without a Description has no state.
+// member returns the view of a Group's member. The view of a member without a kind has no state.
 func (c *Console) member(kind string, m registry.Member) memberView {
 	v := memberView{Key: m.Key, Calls: m.Calls}
 	if !c.cfg.Show.Keys {
@@ -138,7 +139,7 @@ func (c *Console) member(kind string, m registry.Member) memberView {
 // Indented returns the settings as indented JSON.
 func (p policyPage) Indented() string { return indented(p.Settings) }
 
-// Span returns the number of seconds that States covers.
+// Span returns the duration of all States together, in seconds.
 func (p policyPage) Span() (seconds float64) {
 	for _, run := range p.States {
 		seconds += float64(run.Seconds)
@@ -146,8 +147,8 @@ func (p policyPage) Span() (seconds float64) {
 	return seconds
 }
 
-// states returns the states of a breaker over the last ten minutes, the oldest first, and nil for any other policy.
-// The caller holds the sampler's lock.
+// states returns the states of a breaker over the last ten minutes, the oldest first. For any other policy it returns
+// nil. The caller holds the sampler's lock.
 func (t *track) states(now int) (runs []stateRun) {
 	if t.byName[t.entry.Kind+".keys"] != nil { // the members of a Group have different states
 		return nil

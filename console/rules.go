@@ -9,19 +9,21 @@ import (
 
 const sagaKind = "saga"
 
-// rules select the metrics of a kind of policy that count its calls, and name its states.
+// rules describe how the console reads the metrics of a kind of policy: which metrics count the policy's calls, and
+// which states it shows for them.
 type rules struct {
-	order int // position in a chain of policies, the outermost first
+	order int // position of the kind in a chain of policies; the outermost is 0
 
-	calls, failed, refused []match // failed and refused are counted in calls
+	calls, failed, refused []match // calls includes the failed and the refused calls
 
 	well     string // state of a healthy policy
-	stated   bool   // well is a state of the policy itself
+	stated   bool   // well is a state that the policy itself has
 	failing  string // state if calls fail
 	refusing string // state if calls are refused
 }
 
-// A match selects the metrics with a name and with one of the outcomes. Without outcomes it selects all of the name.
+// A match selects the metrics with the given name whose attribute outcome is one of outcomes. If outcomes is nil, it
+// selects all metrics with that name.
 type match struct {
 	name     string
 	outcomes []string
@@ -33,10 +35,10 @@ func (m match) admits(sr *series) bool {
 	}))
 }
 
-// metricsNamed returns the match for a name and outcomes.
+// metricsNamed returns a list of one match.
 func metricsNamed(name string, outcomes ...string) []match { return []match{{name, outcomes}} }
 
-// kinds has the rules of the module's kinds, without the defaults that rulesOf adds.
+// kinds has the rules for the kinds of this module's policies. rulesOf adds defaults.
 var kinds = map[string]rules{
 	"cache": {order: 0, failing: "loads_fail", refusing: "loads_refused",
 		calls:   metricsNamed("cache.gets"),
@@ -61,8 +63,8 @@ var kinds = map[string]rules{
 		refused: metricsNamed("saga.step.attempts", "refused")},
 }
 
-// rulesOf returns the rules of a kind. For what kinds lacks, it assumes the names that the module's policies have in
-// common. For another module's policies that is a guess.
+// rulesOf returns the rules for a kind. If kinds does not specify a rule, rulesOf assumes the names of metrics that
+// most policies of this module have. For the policies of other modules, these names are a guess.
 func rulesOf(kind string) *rules {
 	r, ok := kinds[kind]
 	if !ok {
@@ -83,7 +85,8 @@ func rulesOf(kind string) *rules {
 	return &r
 }
 
-// matching returns the series that one of the matches selects. The caller holds the sampler's lock.
+// matching returns the series of the policy that at least one of the matches selects. The caller holds the sampler's
+// lock.
 func (t *track) matching(matches []match) (all []*series) {
 	for _, sr := range t.series {
 		if slices.ContainsFunc(matches, func(m match) bool { return m.admits(sr) }) {
@@ -93,7 +96,7 @@ func (t *track) matching(matches []match) (all []*series) {
 	return all
 }
 
-// rate returns the mean growth of the series per second, over the n samples up to last.
+// rate returns how much the series together grew per second, on average over the n samples up to last.
 func rate(all []*series, last, n int) (sum float64) {
 	for _, sr := range all {
 		if total, samples := sr.sum(last, n); samples > 0 {

@@ -30,19 +30,20 @@ var statuses = []saga.Status{
 	saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned,
 }
 
-// sagaTones are the tones of the statuses. A saga that ended without effects is idle, and a running one with
-// failed attempts is a warning.
+// sagaTones has the tones of the statuses of sagas. For any other status, the tone is idle. sagaView changes the tone
+// of a running saga with failed attempts to warn.
 var sagaTones = map[saga.Status]tone{
 	saga.Stuck: fail, saga.Compensating: warn, saga.Running: blue, saga.Completed: well,
 }
 
-// stepTones are the tones of the statuses of a step. For any other status the tone is blue.
+// stepTones has the tones of the statuses of steps. For any other status, the tone is blue.
 var stepTones = map[saga.StepStatus]tone{
 	saga.StepDone: well, saga.StepSkipped: well, saga.StepIdle: idle, saga.StepUndone: idle,
 	saga.StepFailed: fail, saga.StepUndoFailed: fail, saga.StepUndoing: warn, saga.StepNoEffect: warn,
 }
 
-// runner returns the Runner with a name, or the first one if name is empty, its name, and the names of all.
+// runner returns the Runner with the given name, its name, and the names of all Runners. If name is empty, it returns
+// the first Runner.
 func (c *Console) runner(name string) (found *saga.Runner, its string, names []string) {
 	for e := range c.reg.All() {
 		if r, ok := e.Policy.(*saga.Runner); ok {
@@ -71,8 +72,8 @@ func operateSaga(ctx context.Context, policy any, op Operation) error {
 	return ofStore(err)
 }
 
-// changes returns the changes that an operation makes to a saga's state and version. If the state would stay the same,
-// it sets op.State to nil.
+// changes returns the changes that op makes to a saga's state and version. If op.State equals the current state,
+// changes sets op.State to nil.
 func (c *Console) changes(ctx context.Context, r *saga.Runner, op *Operation) (all []change, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -105,13 +106,13 @@ func (c *Console) changes(ctx context.Context, r *saga.Runner, op *Operation) (a
 	return all, err
 }
 
-// isRefusal reports whether err means that a saga does not allow an action. Any other error is the store's.
+// isRefusal reports whether err means that a saga does not allow an action. Any other error is an error of the store.
 func isRefusal(err error) bool {
 	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) ||
 		errors.Is(err, saga.ErrNotRegistered)
 }
 
-// count returns the numbers of a Runner's sagas, and the time by the store's clock.
+// count returns the numbers of a Runner's sagas for each definition, and the current time of the store's clock.
 func count(ctx context.Context, r *saga.Runner) (rows []sagaRow, now time.Time, err error) {
 	counts, now, err := r.Counts(ctx)
 	for _, n := range counts {
@@ -120,8 +121,8 @@ func count(ctx context.Context, r *saga.Runner) (rows []sagaRow, now time.Time, 
 	return rows, now, err
 }
 
-// list returns a page of up to limit sagas with one of the statuses that match a form, and the form's after for
-// the next page.
+// list returns at most limit sagas that match form and have one of the statuses. next is the value of the parameter
+// after for the next page.
 func (c *Console) list(ctx context.Context, r *saga.Runner, form listForm, limit int, statuses ...saga.Status) (
 	views []sagaView, next string, err error,
 ) {
@@ -162,7 +163,7 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 	return v
 }
 
-// addStep counts a step by its status. The first step in progress becomes the saga's Step if it has none.
+// addStep counts a step by its status. If the saga has no Step yet, the first step in progress becomes its Step.
 func (v *sagaView) addStep(status saga.StepStatus, name string) {
 	switch status {
 	case saga.StepStarted, saga.StepUndoing, saga.StepWaiting:
@@ -180,8 +181,8 @@ func (v *sagaView) addStep(status saga.StepStatus, name string) {
 	}
 }
 
-// sagaPage returns the page of a saga, or the error of the store. The error matches errNoSaga if the saga does
-// not exist.
+// sagaPage returns the page of a saga, or the error of the store. If the saga does not exist, the error matches
+// errNoSaga.
 func (c *Console) sagaPage(ctx context.Context, r *saga.Runner, runner, id string) (p sagaPage, err error) {
 	in, err := r.Get(ctx, id)
 	if err != nil {
@@ -226,7 +227,7 @@ func (c *Console) pageOf(runner string, in *saga.Instance, log []saga.Entry) sag
 			}, s.Status),
 		}
 		if in.TurnedBack && s.Status == saga.StepNoEffect {
-			u.Tone = idle // it needs no Undo
+			u.Tone = idle // a step without an effect needs no Undo
 		}
 		for i := range min(s.Children, 20) {
 			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))

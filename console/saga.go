@@ -28,9 +28,9 @@ type sagaPage struct {
 	Units    []unitView  `json:"units"`
 	Log      []entryView `json:"log"`
 	Older    int64       `json:"older,omitempty"` // number of older log entries, which are not shown
-	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
+	Content  string      `json:"state,omitempty"` // the state of the saga; "hidden" unless Show.State
 
-	Form  *actionForm `json:"-"` // submitted form that was refused, or that the operator continues to edit
+	Form  *actionForm `json:"-"` // submitted form that had an error, or that the operator continues to edit
 	Edits bool        `json:"-"` // the page offers to change the state and the version
 	JSON  bool        `json:"-"` // the state is JSON
 }
@@ -66,7 +66,7 @@ type entryView struct {
 	At      time.Time `json:"at"`
 }
 
-// logShown is the maximum number of log entries on a page. The newest are shown.
+// logShown is the maximum number of log entries on a page. If there are more, the newest are shown.
 const logShown = 500
 
 // saga writes the page of the saga that q names. form is a submitted form that the page shows again, or nil.
@@ -78,7 +78,7 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), storeTimeout)
 	defer cancel()
-	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // text comes from the Open button of a list
+	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // the Open button of a list sends the id as text
 	p, err := c.sagaPage(ctx, runner, name, id)
 	switch {
 	case errors.Is(err, errNoSaga):
@@ -115,7 +115,8 @@ func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 // Indented returns the saga's state, indented if it is JSON.
 func (p sagaPage) Indented() string { return indented([]byte(p.Content)) }
 
-// Draft returns the state in the form: what the operator has entered, or the saga's state.
+// Draft returns the state to show in the form: the text that the operator has entered or, if there is none, the saga's
+// state.
 func (p sagaPage) Draft() string {
 	switch {
 	case p.Form.Edits():

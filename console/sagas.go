@@ -22,7 +22,7 @@ const (
 	storeTimeout = 5 * time.Second // timeout of all store queries of a page
 )
 
-// A sagasPage lists sagas, stuck ones first.
+// A sagasPage is the page that lists sagas, the stuck sagas first.
 type sagasPage struct {
 	page
 	Runner  string      `json:"runner"`
@@ -32,7 +32,7 @@ type sagasPage struct {
 	Groups  []sagaGroup `json:"groups,omitempty"` // groups of the stuck sagas in Stuck or Sagas
 	Stuck   []sagaView  `json:"stuck,omitempty"`  // the newest stuck sagas, unless the form has a status
 	Sagas   []sagaView  `json:"sagas"`
-	Next    string      `json:"next,omitempty"` // the form's after for the next page
+	Next    string      `json:"next,omitempty"` // value of the parameter after for the next page
 
 	Offers    []Action     `json:"-"` // actions that at least one of the sagas allows
 	Others    []sagaView   `json:"-"` // the sagas that are not in Groups
@@ -43,17 +43,17 @@ type sagasPage struct {
 	Note      string       `json:"-"` // note of a failed action
 }
 
-// A sagaRow has the numbers of the sagas of one definition.
+// A sagaRow has the numbers of sagas of one definition, by state.
 type sagaRow struct {
 	Saga         string  `json:"saga"`
 	Stuck        int     `json:"stuck"`
 	Running      int     `json:"running"`
 	Compensating int     `json:"compensating"`
 	Due          int     `json:"due"`
-	Late         float64 `json:"late"` // seconds since the first of them became due
+	Late         float64 `json:"late"` // seconds since the first of the due sagas became due
 }
 
-// A sagaGroup is a group of stuck sagas with the same step and similar errors.
+// A sagaGroup is a group of stuck sagas of one definition that have the same step and similar errors.
 type sagaGroup struct {
 	Saga   string     `json:"saga"`
 	Step   string     `json:"step"`
@@ -64,14 +64,14 @@ type sagaGroup struct {
 	Sagas  []sagaView `json:"-"`
 }
 
-// A listForm has the conditions of a list of sagas: runner, saga (a definition), status, text (an id, or its
-// beginning), age (the minimum age) and after (the last id of the previous page).
+// A listForm has the conditions of a list of sagas: runner, saga (a definition), status, text (an id, or the first part
+// of one), age (the minimum age) and after (the last id of the previous page).
 type listForm struct {
 	url.Values
 	createdBefore time.Time // computed from age
 }
 
-// formOf returns the conditions in a query. Other parameters are ignored.
+// formOf returns the conditions in a query. It ignores other parameters.
 func formOf(q url.Values, runner string) listForm {
 	f := url.Values{"runner": {runner}}
 	for _, key := range []string{"saga", "status", "text", "age", "after"} {
@@ -85,7 +85,8 @@ func formOf(q url.Values, runner string) listForm {
 // Query returns the form as an encoded query.
 func (f listForm) Query() template.URL { return template.URL(f.Encode()) }
 
-// next returns the query of the page after a saga, with another status. It is empty if after is.
+// next returns the query of the page after the saga with the id after, with the given status. If after is empty, the
+// query is empty.
 func (f listForm) next(status, after string) template.URL {
 	if after == "" {
 		return ""
@@ -117,11 +118,11 @@ type sagaView struct {
 	Saga        string     `json:"saga"`
 	Version     int        `json:"version"`
 	State       sagaStatus `json:"status"`
-	Step        string     `json:"step,omitempty"` // the step that blocks it, is in progress, or turned it back
-	StepsDone   int        `json:"steps_done"`     // of Steps
+	Step        string     `json:"step,omitempty"` // the step that blocks the saga, is in progress, or turned it back
+	StepsDone   int        `json:"steps_done"`     // number of steps done, of Steps
 	Steps       int        `json:"steps"`
 	TurnedBack  bool       `json:"turned_back,omitempty"`
-	StepsUndone int        `json:"steps_undone,omitempty"`  // of StepsToUndo
+	StepsUndone int        `json:"steps_undone,omitempty"`  // number of steps undone, of StepsToUndo
 	StepsToUndo int        `json:"steps_to_undo,omitempty"` // steps that had, or may have had, an effect
 	Failures    int        `json:"failures"`
 	Error       string     `json:"error,omitempty"`
@@ -135,7 +136,7 @@ type sagaView struct {
 	Tone  tone `json:"-"`
 }
 
-// Progress returns the progress of a saga: "4 of 6 done", "3 of 4 undone".
+// Progress returns the progress of a saga as a text, such as "4 of 6 done" or "3 of 4 undone".
 func (v sagaView) Progress() string {
 	switch {
 	case v.TurnedBack && v.StepsToUndo == 0:
@@ -146,10 +147,11 @@ func (v sagaView) Progress() string {
 	return fmt.Sprintf("%d of %d done", v.StepsDone, v.Steps)
 }
 
-// Target returns the saga as a value of the field ids of a form.
+// Target returns the saga as a value of a form's field ids.
 func (v sagaView) Target() string { return fmt.Sprintf("%s@%d", v.ID, v.Seq) }
 
-// sagas writes the list that q describes. done is the result of an action, and wrong its error.
+// sagas writes the page that lists the sagas that q selects. After an action, done is its result, and wrong is its
+// error.
 func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, done result, wrong error) {
 	runner, name, names := c.runner(q.Get("runner"))
 	if runner == nil {
@@ -228,7 +230,7 @@ func groupsOf(sagas []sagaView) (groups []sagaGroup) {
 		if !ok {
 			i = len(groups)
 			index[key] = i
-			sum := crc32.ChecksumIEEE([]byte(strings.Join(key[:], "/"))) // identifies the group while the page is open
+			sum := crc32.ChecksumIEEE([]byte(strings.Join(key[:], "/"))) // identifies the group on the page
 			groups = append(groups, sagaGroup{Saga: v.Saga, Step: v.Step, Error: v.Error, Key: fmt.Sprintf("%08x", sum)})
 		}
 		groups[i].Sagas = append(groups[i].Sagas, v)
@@ -239,11 +241,11 @@ func groupsOf(sagas []sagaView) (groups []sagaGroup) {
 	return groups
 }
 
-// variable matches words of four and more characters that have a digit, such as ids and times. Shorter ones, such
-// as the status 503, distinguish errors.
+// variable matches words that contain a digit, such as ids and times. Of these words, similar retains the words of up
+// to three characters, such as the status 503, because they distinguish errors.
 var variable = regexp.MustCompile(`[\pL\d_-]*\d[\pL\d_-]*`)
 
-// similar returns the text of a saga's error without the parts that differ from saga to saga.
+// similar returns the text of a saga's error without the parts that differ between sagas, such as ids.
 func similar(text, id string) string {
 	return variable.ReplaceAllStringFunc(strings.ReplaceAll(text, id, "…"), func(word string) string {
 		if len(word) < 4 {
@@ -253,7 +255,8 @@ func similar(text, id string) string {
 	})
 }
 
-// offers returns the actions that at least one of the sagas allows. Skip is missing: it is for one saga.
+// offers returns the actions that at least one of the sagas allows. Skip is not included, because it applies to a step
+// of one saga.
 func offers(lists ...[]sagaView) (all []Action) {
 	for _, a := range []Action{Retry, Cancel, Compensate, Abandon} {
 		if slices.ContainsFunc(slices.Concat(lists...), func(v sagaView) bool { return slices.Contains(v.Actions, a) }) {

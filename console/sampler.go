@@ -14,12 +14,13 @@ import (
 const (
 	kept          = 600              // number of samples of each metric
 	second        = time.Second      // interval of samples
-	recent        = 10               // number of samples whose mean is a rate
+	recent        = 10               // number of samples over which a rate is averaged
 	queryInterval = 10 * time.Second // interval of Health calls that query a store
-	// queryTimeout ends a query before the next is due. At the same instant, it would be random whether the
-	// store failed or did not respond.
+	// queryTimeout ends a query shortly before the next query is due. If both were at the same time, the page would show
+	// at random either the error of the query or that the store does not respond.
 	queryTimeout = queryInterval - second/2
-	// localTimeout is the time after which a Health that ignores its ctx is taken to query a store.
+	// localTimeout limits the duration of a Health that does not query a store. If a Health function takes longer, the
+	// console assumes that it queries a store, even if it ignores its ctx.
 	localTimeout = second / 2
 )
 
@@ -30,7 +31,7 @@ type sampler struct {
 	stop  context.CancelFunc
 	ended sync.WaitGroup
 
-	sampling chan struct{} // a lock, held while a sample is taken; acquire it before mu
+	sampling chan struct{} // used as a lock, which is held while a sample is taken; acquired before mu
 
 	mu     sync.RWMutex // guards the fields below; a writer also holds sampling
 	tracks []*track     // in the registry's order
@@ -50,7 +51,7 @@ type track struct {
 
 	health    policy.Health // of the latest sample
 	status    status
-	unhealthy time.Time // when the policy became unhealthy; zero if it is healthy
+	unhealthy time.Time // when the policy became unhealthy; zero if the policy is healthy
 
 	// For a policy whose health depends on a store.
 	queried  time.Time     // start of the latest query; zero without a store
@@ -80,7 +81,7 @@ func (s *sampler) begin(reg *registry.Registry) {
 	})
 }
 
-// ensure takes the first sample if there is none. Pages call it.
+// ensure takes the first sample if no sample was taken yet. Pages call it, so that they have data.
 func (s *sampler) ensure() {
 	if s.sampled() {
 		return
@@ -99,8 +100,8 @@ func (s *sampler) sampled() bool {
 	return s.now >= 0
 }
 
-// sample takes one sample of each policy. mu is not held while a policy is called, and a sample becomes visible
-// as a whole. The caller holds sampling.
+// sample takes one sample of each policy. It does not hold mu while it calls policies. Then it makes the samples of all
+// policies visible together. The caller holds sampling.
 func (s *sampler) sample() {
 	at := time.Now()
 	tracks := s.follow(at)
@@ -130,7 +131,7 @@ func (s *sampler) sample() {
 	}
 }
 
-// next returns the number of a sample that started at a time. The caller holds sampling.
+// next returns the number of the sample that started at the given time. The caller holds sampling.
 func (s *sampler) next(at time.Time) int { return max(s.now+1, int(at.Sub(s.began)/second)) }
 
 // follow returns the tracks of the registered policies. It creates tracks for new policies. The caller holds sampling.
@@ -145,8 +146,9 @@ func (s *sampler) follow(at time.Time) (tracks []*track) {
 	return tracks
 }
 
-// healths returns the health of each policy. A policy with a store is queried at intervals and in the background:
-// a slow store delays no sample, and a store that ignores its ctx does not delay Close.
+// healths returns the health of each policy. If the health of a policy depends on a store, it is queried in the
+// background, and only at intervals. So a slow store does not delay the samples, and a store that ignores its ctx does
+// not delay Close.
 func (s *sampler) healths(tracks []*track, at time.Time) []policy.Health {
 	slow := make(chan struct{}) // closed when every Health without a store must have returned
 	defer time.AfterFunc(localTimeout, func() { close(slow) }).Stop()
@@ -162,14 +164,14 @@ func (s *sampler) healths(tracks []*track, at time.Time) []policy.Health {
 		if h, local := q.wait(slow); local {
 			all[i] = h
 			s.mu.Lock()
-			tracks[i].queried = time.Time{} // query it again in the next sample
+			tracks[i].queried = time.Time{} // call Health again for the next sample
 			s.mu.Unlock()
 		}
 	}
 	return all
 }
 
-// A query is a call of Health in the background.
+// A query is a call to a policy's Health in the background.
 type query struct {
 	ctx      watchedContext
 	returned chan policy.Health
@@ -200,8 +202,8 @@ func (s *sampler) query(t *track, at time.Time) (policy.Health, *query) {
 	return t.answer, q
 }
 
-// wait returns the result of a Health that reads memory only. It returns false as soon as Health uses its ctx, as
-// it must to query a store, or if Health has not returned when slow is closed.
+// wait returns the result of a Health that does not query a store. It returns false as soon as Health uses its ctx,
+// which a query of a store requires. It also returns false if Health has not returned when slow is closed.
 func (q *query) wait(slow <-chan struct{}) (h policy.Health, local bool) {
 	select {
 	case <-q.ctx.used:
@@ -211,7 +213,7 @@ func (q *query) wait(slow <-chan struct{}) (h policy.Health, local bool) {
 	case h = <-q.returned:
 	}
 	select {
-	case <-q.ctx.used: // its store responded fast
+	case <-q.ctx.used: // Health has queried a store that responded fast
 		return policy.Health{}, false
 	default:
 		return h, true
@@ -241,8 +243,8 @@ var storeTimedOut = policy.Health{
 	Err: fmt.Errorf("the store has not responded for %v", queryInterval),
 }
 
-// add adds the metrics of sample now, and deletes series without a sample in the last ten minutes: a policy may
-// have other metrics each time. The caller holds the lock.
+// add adds the metrics of the sample with the number now. It also deletes series without a sample in the last ten
+// minutes, because a policy may have different metrics in each sample. The caller holds the lock.
 func (t *track) add(metrics []policy.Metric, now int) {
 	for _, m := range metrics {
 		if sr := t.byName[m.Name]; sr != nil {

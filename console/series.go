@@ -7,18 +7,18 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A series is a metric over time. For a counter it holds the growth in each second.
+// A series has the samples of a metric over time. For a counter, a sample is the growth of the counter in one second.
 type series struct {
-	policy.Metric        // of the latest sample
+	policy.Metric        // the metric in the latest sample
 	name, unit    string // parts of Metric.Name
 	attrs         []policy.Attr
 	born          int       // number of the first sample
 	seen          int       // number of the latest sample
 	flat          float32   // value of all samples while ring is nil
-	ring          []float32 // allocated when the value first changes; most series never do
+	ring          []float32 // allocated when the value first changes; most values never change
 }
 
-// newSeries returns a series that starts with sample now.
+// newSeries returns a series whose first sample has the number now.
 func newSeries(m policy.Metric, now int) *series {
 	sr := &series{Metric: m, born: now, seen: now}
 	sr.name, sr.unit, sr.attrs = m.Parse()
@@ -28,7 +28,8 @@ func newSeries(m policy.Metric, now int) *series {
 	return sr
 }
 
-// add adds the value of sample now. A counter's growth is spread evenly over the samples that were missed before it.
+// add adds the value of the sample with the number now. If samples before it were missed, a counter's growth since the
+// latest sample is divided evenly among them.
 func (sr *series) add(value float64, now int) {
 	v := float32(value)
 	missed := max(now-sr.seen, 1)
@@ -53,7 +54,7 @@ func (sr *series) add(value float64, now int) {
 	sr.seen = now
 }
 
-// at returns sample i, which must be one of the last kept samples.
+// at returns the sample with the number i, which must be one of the last kept samples.
 func (sr *series) at(i int) float64 {
 	switch {
 	case i > sr.seen:
@@ -64,8 +65,8 @@ func (sr *series) at(i int) float64 {
 	return float64(sr.ring[i%kept])
 }
 
-// sum returns the sum and the number of up to n samples that end with last. A counter's first sample does not count:
-// it is not a growth.
+// sum returns the sum of at most n samples up to last, and the number of these samples. The first sample of a counter
+// is not included, because it has no growth.
 func (sr *series) sum(last, n int) (total float64, samples int) {
 	from := max(sr.born, last-n+1)
 	if sr.Counter && from == sr.born {
@@ -78,7 +79,7 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 	return total, samples
 }
 
-// points returns the kept samples, rounded to four digits.
+// points returns the retained samples, rounded to four digits, for a chart.
 func (sr *series) points(now int) []float64 {
 	points := []float64{}
 	for i := max(sr.born, now-kept+1); i <= now; i++ {

@@ -17,7 +17,7 @@ type tone string
 const (
 	well tone = "ok"
 	warn tone = "warn" // needs attention
-	fail tone = "fail" // calls fail because of it
+	fail tone = "fail" // calls fail because of the state
 	idle tone = "idle" // a saga or step that has ended or not started
 	blue tone = "blue" // a saga or step in progress
 )
@@ -27,9 +27,9 @@ func (t tone) severity() int { return slices.Index([]tone{well, warn, fail}, t) 
 // A status is the status of a policy in one sample.
 type status struct {
 	tone    tone
-	state   string // the state by the policy's Health, or a general one
-	stated  bool   // state is the policy's own, such as "closed"; it does not depend on how many calls fail
-	problem string // "failing" or a similar code if the policy is healthy, but its calls fail or are refused
+	state   string // the state in the policy's Health, or a general state such as "healthy"
+	stated  bool   // the policy itself has this state, such as "closed"; otherwise problem replaces it
+	problem string // a code such as "failing" if calls fail or are refused, although the policy is healthy
 	detail  string
 	err     error
 	calls   float64 // per second
@@ -38,7 +38,7 @@ type status struct {
 	never   bool    // calls are never counted as failed, only as refused
 }
 
-// share returns the share of the calls that failed or were refused.
+// share returns the fraction of the calls that failed or were refused.
 func (s status) share() float64 {
 	if s.calls <= 0 {
 		return 0
@@ -46,7 +46,7 @@ func (s status) share() float64 {
 	return min((s.failed+s.refused)/s.calls, 1)
 }
 
-// judge returns the status of the policy in sample now. The caller holds the lock.
+// judge returns the status of the policy at the sample with the number now. The caller holds the lock.
 func (t *track) judge(now int) status {
 	failed := t.matching(t.rules.failed)
 	h := t.health
@@ -70,7 +70,8 @@ func (t *track) judge(now int) status {
 	return s
 }
 
-// trouble returns the problem of a healthy policy as a text: "8% failing". It is empty without a problem.
+// trouble returns the problem of a healthy policy as a text, such as "8% failing". It returns "" if there is no
+// problem.
 func (s status) trouble() string {
 	if s.problem == "" {
 		return ""
@@ -83,16 +84,17 @@ func toneOf(h policy.Health) tone {
 	return [...]tone{well, warn, fail}[min(max(h.Status, policy.Pass), policy.Fail)]
 }
 
-// stateOf returns the state of a Health. If it has none, stateOf returns a general one; healthy is that for Pass.
+// stateOf returns the State of h. If h has no State, stateOf returns a general one for its Status: healthy, "degraded"
+// or "failing".
 func stateOf(h policy.Health, healthy string) string {
 	return cmp.Or(h.State, [...]string{healthy, "degraded", "failing"}[min(max(h.Status, policy.Pass), policy.Fail)])
 }
 
-// inWords returns a state as text: "forced open".
+// inWords returns a state or an action as text, without underscores, such as "forced open".
 func inWords(state any) string { return strings.ReplaceAll(fmt.Sprint(state), "_", " ") }
 
-// predicates has the predicate of a sentence about an unhealthy policy by its state or problem. For any other state
-// the predicate is "is" and the state.
+// predicates has the predicates for sentences about unhealthy policies, such as "refuses calls" in "the breaker users
+// refuses calls". The keys are states and problems. For any other state, the predicate is "is" and the state.
 var predicates = map[string]string{
 	"failing":               "has failing calls",
 	"refusing":              "refuses calls",
@@ -118,7 +120,8 @@ type phrase struct {
 	Link template.URL
 }
 
-// clause returns the phrases of a clause about a policy: "the", "breaker users" as a link, "is open".
+// clause returns the phrases of a clause about a policy, such as "the breaker users is open". The name of the policy is
+// a link.
 func (t *track) clause() []phrase {
 	kind, code := t.entry.Kind, cmp.Or(t.status.problem, t.status.state)
 	if kind == sagaKind {
@@ -131,7 +134,8 @@ func (t *track) clause() []phrase {
 	}
 }
 
-// verdict returns a sentence about the unhealthy policies. It names the worst two, and links to the cards of more.
+// verdict returns a sentence about the unhealthy policies, and the tone of the worst one. The sentence names the two
+// worst policies. If there are more, it has their number and a link to the card of the third.
 func verdict(tracks []*track) (tone, []phrase) {
 	bad := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
 	slices.SortStableFunc(bad, func(a, b *track) int { return b.status.tone.severity() - a.status.tone.severity() })
@@ -160,10 +164,10 @@ func verdict(tracks []*track) (tone, []phrase) {
 	return bad[0].status.tone, append(sentence, phrase{Text: "."})
 }
 
-// anchor returns the id of the policy's card in the page.
+// anchor returns the HTML id of the policy's card.
 func (t *track) anchor() string { return fmt.Sprintf("policy-%x", t.path) }
 
-// textOf returns a sentence without its links.
+// textOf returns the text of a sentence, without links.
 func textOf(sentence []phrase) string {
 	var b strings.Builder
 	for _, p := range sentence {
