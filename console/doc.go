@@ -12,8 +12,8 @@
 //	mux.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", page))
 //
 // The page shows the policies of one process, and identifies the process by its host, PID and start time. Behind a load
-// balancer, an action on a policy reaches only that process. An action on a saga takes effect for all processes, because they
-// share the store of the sagas.
+// balancer, an action on a policy reaches only that process. An action on a saga takes effect in all processes, because
+// they share the store of the sagas.
 //
 // # Cost
 //
