@@ -18,7 +18,7 @@ import (
 // "breaker.calls{outcome=failure}" and "bulkhead.wait.time_seconds".
 type Metric struct {
 	Name    string
-	Counter bool // whether Value never decreases
+	Counter bool // the metric is a counter: Value never decreases
 	Value   float64
 }
 
@@ -31,7 +31,7 @@ func (m Metric) Parse() (what, unit string, attrs []Attr) {
 		switch {
 		case ok:
 			attrs = append(attrs, Attr{key, value})
-		case len(attrs) > 0: // the previous value contains a comma, and part is its rest
+		case len(attrs) > 0: // part is the rest of the previous value, which contains a comma
 			attrs[len(attrs)-1].Value += "," + part
 		}
 	}
@@ -73,7 +73,7 @@ func Metrics(kind string, stats any) []Metric {
 	fields := fieldsOf(kind, v.Type())
 	all := make([]Metric, 0, len(fields)+8)
 	for _, f := range fields {
-		if field, err := v.FieldByIndexErr(f.index); err == nil { // not in an embedded nil pointer
+		if field, err := v.FieldByIndexErr(f.index); err == nil { // otherwise the field is in an embedded nil pointer
 			all = f.appendTo(all, f.name, field)
 		}
 	}
@@ -82,8 +82,8 @@ func Metrics(kind string, stats any) []Metric {
 
 // A taggedField is a field of a Stats type that has a tag.
 type taggedField struct {
-	index   []int  // path of the field, as for reflect.Value.FieldByIndex
-	name    string // name of the metric with the kind; of a string, the part before the listed values
+	index   []int  // path of the field, for reflect.Value.FieldByIndex
+	name    string // name of the metric, with the kind; for a string, only the part before the listed values
 	counter bool
 	values  []string // the listed values of a string; each value has a metric
 }

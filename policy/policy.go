@@ -1,5 +1,5 @@
-// Package policy defines how a policy describes itself: its name, metrics, health, configuration and events.
-// Package registry, the console and resilienceotel read policies only through this package. These packages
+// Package policy defines how a policy, such as a breaker, describes itself: its name, metrics, health, configuration
+// and events. The packages registry, console and resilienceotel read policies only through this package. These packages
 // therefore also work with your own policies:
 //
 //	var _ policy.Describer = (*Spacing)(nil)
@@ -12,7 +12,7 @@
 //		}
 //	}
 //
-// docs/adapter.md explains a complete policy. This package imports no other package of this module.
+// docs/adapter.md explains how to write a complete policy. This package imports no other package of this module.
 //
 // # Stability
 //
@@ -26,7 +26,8 @@ import (
 	"log/slog"
 )
 
-// A Describer is a policy that can be added to a registry. Every policy of this module is a Describer.
+// A Describer is a policy that can be added to a registry. Every policy of this module is a Describer. With this line,
+// the compiler checks that a type is a Describer:
 //
 //	var _ policy.Describer = (*Spacing)(nil)
 type Describer interface {
@@ -35,50 +36,52 @@ type Describer interface {
 	Describe() Description
 }
 
-// A Description identifies a policy and gives access to the policy's state. Only Kind is required. A function
-// is nil if the policy does not support it. A future version may add fields.
+// A Description identifies a policy and gives access to the policy's state. Only Kind is required. A field that is a
+// function is nil if the policy does not support it. A future version of this package may add fields.
 type Description struct {
-	Kind string // the pattern, such as "breaker"; the same for all policies of a type
-	Name string // the name, unique within the kind; a registry requires a name
+	Kind string // the kind of the policy, such as "breaker"; the same for all policies of a type
+	Name string // the name of the policy, unique within its kind; a registry requires a name
 
 	// Metrics returns the current metrics. See the function [Metrics].
 	Metrics func() []Metric
 
-	// Health reports whether calls currently pass as they should. If Health queries a server, it returns by
-	// the deadline of ctx.
+	// Health reports whether the policy currently lets calls pass as it should. If Health queries a server, it must return
+	// before the deadline of ctx.
 	Health func(ctx context.Context) Health
 
-	// Config returns a copy of the configuration, which is a struct with defaults filled in. Readers ignore
-	// fields that a settings file cannot hold, such as functions and interfaces.
+	// Config returns a copy of the policy's configuration. The configuration is a struct with defaults filled in. A
+	// registry ignores the struct's fields that a settings file cannot hold, such as functions and interfaces.
 	Config func() any
 
-	// Update calls change with a pointer to the configuration as it was given, and applies the result. In
-	// this configuration, a zero field means its default, as in a settings file. The Update method of a policy
-	// passes the effective configuration instead. Nothing changes if change returns an error, if the
-	// result is invalid, or if dryRun is set. Update returns the error of change or of the result, even if
-	// dryRun is set.
+	// Update calls change with a pointer to the configuration, and applies the configuration that change has modified.
+	// This is the configuration without defaults: a zero field means its default, as in a settings file. In contrast, the
+	// Update method of a policy passes the configuration with its defaults filled in.
+	//
+	// Nothing changes if change returns an error, if the modified configuration is invalid, or if dryRun is true. Update
+	// returns the error of change, or the reason why the configuration is invalid, even if dryRun is true.
 	Update func(dryRun bool, change func(cfg any) error) error
 
-	// Observe calls f with every event until stop is called. f runs on the goroutine that causes the event,
-	// and no lock is held. See [Events].
+	// Observe calls f with every event until stop is called. f runs on the goroutine that causes the event, while the
+	// policy holds no lock. The function [Events] returns an Observe.
 	Observe func(f func(context.Context, Event)) (stop func())
 
-	// Members returns the members of a group, each with the text of its key.
+	// Members returns the members of a group, each with the text of its key. A group is a policy with one member, itself a
+	// policy, for each key.
 	Members func() iter.Seq2[string, Describer]
 
-	// InUse reports whether a group must keep this member even if it is idle. For example, a group must keep
+	// InUse reports whether a group must keep this policy as a member even if it is idle. For example, a group must keep
 	// an open breaker. A group calls InUse while it holds a lock, so InUse must be fast.
 	InUse func() bool
 }
 
-// An Event is something that happened to a policy. Each pattern also has its own Event type with typed
+// An Event is something that happened to a policy. The package of each policy also has its own Event type with typed
 // fields.
 type Event struct {
 	Kind  string      // the kind of the policy: "breaker"
 	Name  string      // the name of the policy: "users"
-	Key   string      // the text of the member's key, if the policy is a group
-	What  string      // what happened, in snake_case: "refused"
-	Level slog.Level  // Debug if the event is normal, Info if it ends a problem, Warn or above if it needs attention
+	Key   string      // the text of the member's key, if the event is of a group's member
+	What  string      // what happened, in snake_case, such as "refused"
+	Level slog.Level  // Debug for a normal event, Info for the end of a problem, Warn or above for a problem
 	Err   error       // the error behind the event, or nil; it may contain secrets
 	Attrs []slog.Attr // all other data; the keys are in snake_case
 }
@@ -93,8 +96,8 @@ func (e Event) Attr(key string) slog.Value {
 	return slog.Value{}
 }
 
-// Events returns the Observe of a [Description]. observe is the policy's own method Observe, and E is the
-// type of its events. convert is called once for each event and observer.
+// Events returns a function for the field Observe of a [Description]. observe is the policy's own method Observe, and E
+// is the type of its events. convert converts an event of type E; it is called once for each event and observer.
 //
 //	Observe: policy.Events(s.Observe, describeEvent),
 func Events[E any](
@@ -108,7 +111,7 @@ func Events[E any](
 // Health is the current condition of a policy. The zero Health means that there is no problem.
 type Health struct {
 	Status HealthStatus
-	State  string // one word, such as "open" or "full"; empty means "ok"
+	State  string // the state in one word, such as "open" or "full"; empty means "ok"
 	Detail string // numbers about the state, such as "3 of 4 in flight"
 	Err    error  // the underlying error, which may contain secrets
 }
