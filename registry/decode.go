@@ -14,8 +14,8 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 )
 
-// decode sets fields of cfg, a pointer to a Config. The keys of values are field names. The error reports
-// every value that is invalid for its field.
+// decode sets fields of cfg, which is a pointer to a Config. The keys of values are field names. The error lists every
+// value that is invalid for its field.
 func decode(cfg any, values map[string]any) error {
 	var errs []error
 	valid := make(map[string]any, len(values)) // the values for which prepare returns no error
@@ -38,7 +38,7 @@ func decode(cfg any, values map[string]any) error {
 	if all, ok := errors.AsType[interface {
 		error
 		Unwrap() []error
-	}](err); ok { // mapstructure adds its own text around the joined errors
+	}](err); ok { // without the text that mapstructure adds around the joined errors
 		err = all
 	}
 	for _, err := range split(err) {
@@ -50,9 +50,9 @@ func decode(cfg any, values map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// prepare returns an error for each value whose field cannot be set. If a value is null, prepare sets the
-// field to zero. It replaces structs behind pointers by copies, because decoding writes to these structs and
-// other Configs may share them.
+// prepare returns an error for each value whose field cannot be set. If a value is null, prepare sets the field to
+// zero. If a field is a pointer to a struct, prepare replaces the struct by a copy, because decoding writes to the
+// struct, and other Configs may share it.
 func prepare(config reflect.Value, values map[string]any) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		f, ok := config.Type().FieldByName(name)
@@ -88,8 +88,8 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 	return errs
 }
 
-// convert converts texts to the types that settings files write as text. These types are constants,
-// durations, time zones and types that unmarshal text.
+// convert is the decode hook of mapstructure. It converts texts to the values that settings files represent as texts:
+// the constants Unlimited and None, durations, time zones, and types that implement encoding.TextUnmarshaler.
 func convert(_, to reflect.Type, value any) (any, error) {
 	text, ok := value.(string)
 	if ok {
@@ -121,8 +121,8 @@ func convert(_, to reflect.Type, value any) (any, error) {
 	return value, nil
 }
 
-// duplicates returns an error for each name that occurs twice in an object, at any depth. encoding/json would
-// silently use the last value. d must read valid JSON.
+// duplicates returns an error for each name that occurs twice in an object, at any depth. Without this check,
+// encoding/json would silently use the last value. The input of d must be valid JSON.
 func duplicates(d *json.Decoder, path string) (errs []error) {
 	start, _ := d.Token()
 	if _, nested := start.(json.Delim); !nested {
@@ -145,7 +145,7 @@ func duplicates(d *json.Decoder, path string) (errs []error) {
 	return errs
 }
 
-// prefixed returns err with path in front of each of the errors that err joins.
+// prefixed puts path in front of each of the errors that are joined in err.
 func prefixed(path string, err error) error {
 	var errs []error
 	for _, e := range split(err) {
@@ -154,7 +154,7 @@ func prefixed(path string, err error) error {
 	return errors.Join(errs...)
 }
 
-// split returns the errors that err joins, at any depth.
+// split returns the errors that are joined in err, at any depth.
 func split(err error) []error {
 	if err == nil {
 		return nil

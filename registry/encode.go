@@ -35,7 +35,7 @@ func takesConstants(t reflect.Type) bool {
 	return false
 }
 
-// constantText returns the text of v if v is Unlimited or None. Otherwise ok is false.
+// constantText returns the text of v if v is Unlimited or None. For any other value, ok is false.
 func constantText(v reflect.Value) (text string, ok bool) {
 	if !takesConstants(v.Type()) {
 		return "", false
@@ -49,7 +49,7 @@ func constantText(v reflect.Value) (text string, ok bool) {
 	return "", false
 }
 
-// constantOf returns the constant whose text is text, as a value of type t. If there is none, ok is false.
+// constantOf returns the constant with the given text, as a value of type t. If there is no such constant, ok is false.
 func constantOf(text string, t reflect.Type) (value any, ok bool) {
 	if !takesConstants(t) {
 		return nil, false
@@ -75,8 +75,8 @@ func encode(v reflect.Value) []byte {
 	return encodeValue(v)
 }
 
-// encodeValue is like encode, but writes the constants Unlimited and None as numbers. The elements of a list
-// are written in this form.
+// encodeValue is like encode, but writes the constants Unlimited and None as numbers, because this is how they are
+// written in a list.
 func encodeValue(v reflect.Value) []byte {
 	var all []string
 	switch {
@@ -106,7 +106,7 @@ func encodeValue(v reflect.Value) []byte {
 	return quote(v.Interface())
 }
 
-// textOf returns the text of a value that settings files write as text.
+// textOf returns the text that represents v, for which isText is true.
 func textOf(v reflect.Value) string {
 	p := reflect.New(v.Type())
 	p.Elem().Set(v)
@@ -118,8 +118,8 @@ func textOf(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// quote returns a text, number or bool as JSON. A number that JSON cannot represent becomes text. No valid
-// Config has such a number.
+// quote returns a text, number or bool as JSON. A number that JSON cannot represent becomes a text, but no valid Config
+// contains such a number.
 func quote(v any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -130,12 +130,13 @@ func quote(v any) []byte {
 	return bytes.TrimSpace(b.Bytes())
 }
 
-// isText reports whether settings files write values of t as text: time zones, and types that unmarshal text.
+// isText reports whether settings files represent values of t as texts. This applies to time zones, and to types that
+// implement encoding.TextUnmarshaler.
 func isText(t reflect.Type) bool {
 	return t == locationType || reflect.PointerTo(t).Implements(textType)
 }
 
-// settable reports whether a settings file can set a field. outer lists the types that contain the field.
+// settable reports whether a settings file can set the field f. outer lists the types that contain f.
 func settable(f reflect.StructField, outer ...reflect.Type) bool {
 	return f.IsExported() && f.Name != "Name" && representable(f.Type, outer...)
 }

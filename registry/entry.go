@@ -14,9 +14,9 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. No function of its Description is nil. If the policy lacks a
-// function, the Entry's function does nothing; a missing Update returns an error. If the policy's Health
-// panics, the Entry's Health returns a Health with the status Fail.
+// An Entry is a policy in a [Registry]. No function in its Description is nil. If the policy does not have a function,
+// the Entry has a function that does nothing. If the policy has no Update, the Entry's Update returns an error. If the
+// policy's Health panics, the Entry's Health returns a Health with the status Fail.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as it was added
@@ -52,8 +52,9 @@ func newEntry(p policy.Describer, d policy.Description) Entry {
 	return e
 }
 
-// recoverHealth returns a function that calls health and reports a panic as a Health. health may be nil.
-// Callers read health on background goroutines, where a panic would end the program.
+// recoverHealth returns a function that calls health. If health panics, the function returns a Health that reports the
+// panic. The reason is that callers query health on background goroutines, where a panic would end the program. health
+// may be nil.
 func recoverHealth(path string, health func(context.Context) policy.Health) func(context.Context) policy.Health {
 	if health == nil {
 		return func(context.Context) policy.Health { return policy.Health{} }
@@ -69,7 +70,7 @@ func recoverHealth(path string, health func(context.Context) policy.Health) func
 	}
 }
 
-// String returns the path of the policy in settings: "breaker/users".
+// String returns the path of the policy, which identifies it in settings, such as "breaker/users".
 func (e Entry) String() string { return e.Kind + "/" + e.Name }
 
 // Settings returns the configuration as a JSON object, or nil if the policy has no configuration. The object
@@ -82,8 +83,8 @@ func (e Entry) Settings() []byte {
 	return nil
 }
 
-// config returns the configuration of the policy, which is a struct. If the policy has no configuration,
-// config returns false.
+// config returns the configuration of the policy, which is a struct. The result is false if the policy has no
+// configuration.
 func (e Entry) config() (reflect.Value, bool) {
 	v := reflect.Indirect(reflect.ValueOf(e.Config()))
 	return v, v.Kind() == reflect.Struct
@@ -98,11 +99,11 @@ func (e Entry) observe(f func(context.Context, policy.Event)) (stop func()) {
 	})
 }
 
-// A Member is a member of a group.
+// A Member is a member of a group: one of the policies of a group policy, which has a policy for each key.
 type Member struct {
 	Entry
 	Key   string // the text of the member's key in the group
-	Calls int64  // the sum of the member's counters "kind.calls"
+	Calls int64  // the sum of the member's counters named "kind.calls", such as "breaker.calls"
 
 	status policy.HealthStatus
 }

@@ -12,16 +12,16 @@ import (
 // logInterval is the minimum time between two lines for frequent events of the same kind.
 const logInterval = 10 * time.Second
 
-// Log returns an observer that logs each event at its Level. A breaker that opens is a warning, and one that closes
-// is at level Info. A nil logger means slog.Default():
+// Log returns an observer that logs each event at the event's Level. For example, the opening of a breaker has level
+// Warn, and the closing of a breaker has level Info. A nil logger means slog.Default():
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// During an outage, many calls can cause the same event, such as a refusal. Two events are the same if they
-// have the same policy, the same What, and the same reason or outcome. Log writes a line for the first of
-// these events, and then at most one line every 10 seconds. The attribute "suppressed" of a line is the
-// number of events since the previous line that were not logged. Changes of a breaker's state, and events
-// below slog.LevelWarn, are not suppressed.
+// During an outage, many calls can cause the same event, such as a refusal. Log writes a line for the first of these
+// events, and then at most one line every 10 seconds. Two events are the same if they have the same policy, the same
+// What, and the same reason or outcome. The attribute "suppressed" of a line is the number of events that were not
+// logged since the previous line. Changes of a breaker's state are always logged, and so are events below
+// slog.LevelWarn.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -58,7 +58,8 @@ func logAttrs(e policy.Event) []slog.Attr {
 	return attrs
 }
 
-// frequent has the events that each call may cause during an outage. Logging all of them would fill the log.
+// frequent has the What of each event that every call may cause during an outage. A line for each of these events would
+// fill the log.
 var frequent = map[string]bool{
 	"refused": true, "ended": true, "over_budget": true, // calls
 	"load_failed": true, "load_refused": true, "fence_failed": true, // caches
@@ -73,8 +74,8 @@ type logLimiter struct {
 	last map[logKey]*logState
 }
 
-// A logKey identifies events that are limited together. It does not contain the key of a group's member,
-// because a group may have many members.
+// A logKey identifies events that count as the same event. It does not contain the key of a group's member, because a
+// group may have many members.
 type logKey struct{ kind, name, what, reason string }
 
 // A logState is the state of the events with one logKey.
@@ -94,7 +95,7 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 		}
 	}
 	if e.What == "outage_ended" {
-		key.what = "outage_began" // a start and an end share a key, so each change between them is logged
+		key.what = "outage_began" // a start and an end share a key, so that each change from one to the other is logged
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

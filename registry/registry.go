@@ -18,16 +18,16 @@ import (
 
 // A Registry holds policies. It is safe for concurrent use.
 type Registry struct {
-	// changing is held while policies and observers are added and removed. mu is locked after changing. A
-	// single mutex would deadlock: a policy may cause an event while the registry starts to observe the
-	// policy, and the observer may read the registry.
+	// changing is held while policies and observers are added or removed. If both changing and mu are needed, changing is
+	// locked first. There are two mutexes because a single one could deadlock: a policy may cause an event while the
+	// registry starts to observe the policy, and the observer of the event may read the registry.
 	changing  sync.Mutex
 	observers notify.Observers[policy.Event]
 	observing int               // number of observers
-	stops     map[string]func() // by path, the functions that end the observation of a policy
+	stops     map[string]func() // functions that end the observation of a policy, by the policy's path
 
 	mu      sync.RWMutex
-	entries map[string]Entry // by path, the policies; changing must also be held to write
+	entries map[string]Entry // the policies, by path; to write, changing must also be held
 
 	applying sync.Mutex // held by Apply and Preview
 }
@@ -65,7 +65,7 @@ func (r *Registry) add(p policy.Describer) error {
 		return fmt.Errorf("registry: a %T has no kind", p)
 	case d.Name == "":
 		return fmt.Errorf("registry: a %T has no name", p)
-	case !reflect.ValueOf(p).Comparable(): // == would panic in Remove
+	case !reflect.ValueOf(p).Comparable(): // otherwise == would panic in Remove
 		return fmt.Errorf("registry: a %T cannot be compared: add a pointer to it", p)
 	}
 	e := newEntry(p, d)
@@ -102,7 +102,7 @@ func (r *Registry) change(write func()) {
 	write()
 }
 
-// stopObserving ends the observation of a policy if it is observed. r.changing is held.
+// stopObserving ends the observation of the policy with the given path, if the policy is observed. r.changing is held.
 func (r *Registry) stopObserving(path string) {
 	if stop := r.stops[path]; stop != nil {
 		delete(r.stops, path)
@@ -119,7 +119,7 @@ func (r *Registry) All() iter.Seq[Entry] {
 	}))
 }
 
-// Get returns the policy with a kind and a name, or false if no such policy is registered.
+// Get returns the policy with the given kind and name. If no such policy is registered, Get returns false.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -127,10 +127,10 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy until stop is called. Policies that are added later are
-// included. f runs on the goroutine that causes the event, and no lock is held. f may run on several
-// goroutines at the same time. f must not block. f must not call Apply, Preview or Reload, because these
-// methods may cause the event.
+// Observe calls f with each event of each policy until stop is called. This includes the events of policies that are
+// added later. f runs on the goroutine that causes the event, while no lock is held. f may run on several goroutines at
+// the same time. f must not block. f must not call Apply, Preview or Reload, because the event may happen within these
+// methods, which would then deadlock.
 func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
@@ -152,15 +152,15 @@ func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) 
 	})
 }
 
-// Health returns the health of each policy with its "kind/name", in the order of [Registry.All]. Each
-// iteration queries all policies again, concurrently. resiliencehttp.Health(reg) is an HTTP handler that
-// serves the health.
+// Health returns the health of each policy. The key is the policy's path, "kind/name". The order is the order of
+// [Registry.All]. Each iteration queries all policies again, concurrently. resiliencehttp.Health(reg) is an HTTP
+// handler that serves the health.
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] {
 	return func(yield func(string, policy.Health) bool) {
 		all := slices.Collect(r.All())
 		healths := make([]policy.Health, len(all))
 		var queries sync.WaitGroup
-		for i, e := range all { // concurrently: a store that hangs must not delay the others
+		for i, e := range all { // concurrently, so that a store that hangs does not delay the other policies
 			queries.Go(func() { healths[i] = e.Health(ctx) })
 		}
 		queries.Wait()

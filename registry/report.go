@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// A Report lists settings that have changed, sorted by path.
+// A Report is a list of settings that have changed, sorted by path.
 type Report []Change
 
 // A Change is a setting that has changed.
 type Change struct {
-	Path string `json:"path"` // "breaker/users.ConsecutiveFailures"
+	Path string `json:"path"` // the policy and the field, such as "breaker/users.ConsecutiveFailures"
 	From string `json:"from"` // the effective value before the change, as JSON
 	To   string `json:"to"`   // the effective value after the change, as JSON
 }
 
-// String returns a line for each change: "breaker/users.ConsecutiveFailures: 5 -> 10".
+// String returns a line for each change, such as "breaker/users.ConsecutiveFailures: 5 -> 10".
 func (r Report) String() string {
 	var b strings.Builder
 	for _, c := range r {
@@ -26,7 +26,7 @@ func (r Report) String() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// LogValue returns a group with an attribute for each change.
+// LogValue implements [slog.LogValuer]. It returns a group with an attribute for each change.
 func (r Report) LogValue() slog.Value {
 	attrs := make([]slog.Attr, len(r))
 	for i, c := range r {
@@ -35,9 +35,9 @@ func (r Report) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// compare appends the changed fields of a Config to report. path is the path of the Config. A field has
-// changed if its given value differs between given and next, and its effective value differs between before
-// and after.
+// compare appends the changed fields of a Config to report, and returns the report. path is the path of the Config.
+// given and next are the Config without its defaults, before and after the update. before and after are the Config with
+// its defaults. A field counts as changed if it differs between given and next, and also between before and after.
 func compare(report Report, path string, given, next, before, after reflect.Value) Report {
 	for i := range given.NumField() {
 		f := given.Type().Field(i)

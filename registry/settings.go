@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Settings returns the settings of all policies that can be updated, as a JSON object in the form that
-// [Registry.Apply] accepts. The object has all fields that a settings file can hold, with defaults filled in.
+// Settings returns the settings of all policies that can be updated. The result is a JSON object that [Registry.Apply]
+// accepts. It has all fields that a settings file can hold, with defaults filled in.
 func (r *Registry) Settings() []byte {
 	var all []string
 	for e := range r.All() {
@@ -23,7 +23,7 @@ func (r *Registry) Settings() []byte {
 	}
 	var out bytes.Buffer
 	if err := json.Indent(&out, []byte("{"+strings.Join(all, ", ")+"}\n"), "", "  "); err != nil {
-		panic(err) // encode returned invalid JSON
+		panic(err) // a bug: encode returned invalid JSON
 	}
 	return out.Bytes()
 }
@@ -44,30 +44,30 @@ func (r *Registry) Reload(path string) (Report, error) {
 	return r.Apply(data)
 }
 
-// Apply changes the settings of running policies. data is a JSON object. Each key is the "kind/name" of a
-// policy. Each value is an object from Go names of fields of the policy's Config to their new values:
+// Apply changes the settings of running policies. data is a JSON object. Each key is the "kind/name" of a policy. Each
+// value is an object that maps the Go names of fields of the policy's Config to their new values:
 //
 //   - A duration is a text such as "1.5s". A time zone is a text such as "Asia/Tokyo".
 //   - The constants Unlimited and None are the texts "unlimited" and "none".
-//   - A field that data omits keeps its value. Null or zero restores the default of a field.
+//   - A field that is not in data keeps its value. Null or zero restores the default of a field.
 //   - A list is replaced as a whole.
-//   - A policy that is not registered is an error, unless its key starts with a question mark:
-//     "?breaker/users".
+//   - A key whose policy is not registered is an error. But if the key starts with a question mark, as in
+//     "?breaker/users", it is then ignored.
 //
-// A group is not updated if all its members already have the settings.
+// If all members of a group already have the settings, the group is not updated.
 //
-// If anything is wrong, the error lists every problem, and nothing changes. To find problems, Apply first
-// updates every policy in a dry run. A policy may still reject the update after the dry run. Then the policy
-// keeps its settings, the error names the policy, and the other policies have changed.
+// Apply first tries the update of every policy in a dry run. If it finds problems, the error lists all of them, and
+// nothing changes. A policy may still reject an update that has passed the dry run. Then that policy keeps its settings
+// and the error names it, but the other policies have changed.
 //
-// The report lists the fields in data that have changed. It omits other fields whose defaults have changed as
-// a result.
+// The report lists the fields in data that have changed. A change may also change the default of another field. The
+// report does not list such a field.
 func (r *Registry) Apply(data []byte) (Report, error) {
 	return r.apply(data, false)
 }
 
-// Preview returns the report or the error that Apply would return, and changes nothing. If data restores the
-// default of a field, the report shows the zero value of the field.
+// Preview returns the report or the error that Apply would return, and changes nothing. If data restores the default of
+// a field, the report has the zero value of the field instead of its default.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	return r.apply(data, true)
 }
@@ -139,9 +139,9 @@ func (r *Registry) updates(data []byte) ([]*update, error) {
 // An update changes the settings of one policy.
 type update struct {
 	Entry
-	values map[string]any // by field name, the values from the settings file
+	values map[string]any // the values from the settings file, by field name
 	before reflect.Value  // the Config before the update, with its defaults
-	given  reflect.Value  // the Config before the update, as it was given
+	given  reflect.Value  // the Config before the update, without its defaults
 	next   reflect.Value  // the Config after the update, without its defaults
 	after  reflect.Value  // the Config after the update, with its defaults; after a dry run, the same as next
 }
@@ -162,8 +162,8 @@ func (u *update) try(data []byte) error {
 		case !u.given.IsValid():
 			u.given, u.next, u.after = given, next, next
 		case u.given.Type() == given.Type() && bytes.Equal(encode(u.given), encode(u.next)):
-			// The Configs that the group has passed so far already have the settings, but this member's may
-			// not.
+			// A group calls this function for several Configs. The Configs so far already have the settings, but the Config of
+			// this member may not.
 			u.before, u.given, u.next, u.after = given, given, next, next
 		}
 		return nil
@@ -177,5 +177,5 @@ func clone(cfg any) reflect.Value {
 	return v
 }
 
-// decode sets the fields of cfg, a pointer to the Config as it was given.
+// decode sets the fields of cfg, a pointer to the Config without its defaults.
 func (u *update) decode(cfg any) error { return decode(cfg, u.values) }
