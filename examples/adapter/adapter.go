@@ -9,8 +9,8 @@ import (
 	"github.com/go-resilience/resilience"
 )
 
-// A Dialer dials under policies. A policy that holds a resource for a connection, such as a slot of
-// a bulkhead, releases it when the connection is closed.
+// A Dialer dials connections under policies. If a policy holds a resource for each call, such as a slot of a bulkhead,
+// it holds the resource until the connection is closed.
 type Dialer struct {
 	Policies resilience.Middleware
 	net.Dialer
@@ -23,7 +23,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		if c.Conn, err = d.Dialer.DialContext(ctx, network, address); err != nil {
 			var dns *net.DNSError
 			if errors.As(err, &dns) && dns.IsNotFound {
-				return resilience.Answer(err) // the resolver works: there is no such host
+				return resilience.Answer(err) // the resolver works, and has answered that there is no such host
 			}
 			return err
 		}
@@ -40,7 +40,8 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	return c, nil
 }
 
-// A conn ends the work when it is closed or when reading fails.
+// A conn is a connection whose work, in which the policies see the whole life of the connection, ends when the
+// connection is closed or when reading fails.
 type conn struct {
 	net.Conn
 	work *resilience.Work

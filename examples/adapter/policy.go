@@ -1,5 +1,5 @@
-// Package adapter has a policy, [Spacing], and an adapter, [Dialer]. They use only what other modules can use.
-// docs/adapter.md explains them.
+// Package adapter shows how to write a policy, [Spacing], and an adapter, [Dialer]. They use only packages that other
+// modules can import. docs/adapter.md explains them.
 package adapter
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Spacing refuses a call that starts too soon after another one.
+// Spacing is a policy that refuses a call that starts too soon after another call.
 type Spacing struct {
 	name string
 
@@ -27,7 +27,7 @@ type Spacing struct {
 var _ policy.Describer = (*Spacing)(nil)
 
 type SpacingConfig struct {
-	Least time.Duration // between the starts of two calls
+	Least time.Duration // the minimum time between the starts of two calls
 }
 
 type SpacingStats struct {
@@ -35,7 +35,7 @@ type SpacingStats struct {
 	Refused  int64 `counter:"calls{outcome=refused}"`
 }
 
-// A SpacingEvent is a refusal.
+// A SpacingEvent reports a refused call. After is the time after which another call is admitted.
 type SpacingEvent struct{ After time.Duration }
 
 type TooSoonError struct{ After time.Duration }
@@ -89,7 +89,7 @@ func (s *Spacing) Config() SpacingConfig {
 	return s.cfg
 }
 
-// Observe calls f with each refusal until stop is called, without holding a lock.
+// Observe calls f with an event for each refused call, until stop is called. f is called while s holds no lock.
 func (s *Spacing) Observe(f func(context.Context, SpacingEvent)) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +119,7 @@ func (s *Spacing) Describe() policy.Description {
 	}
 }
 
-// describe returns e as a registry, the log and the metrics receive it.
+// describe converts e to the type of event that a registry, its log and its metrics receive.
 func (s *Spacing) describe(e SpacingEvent) policy.Event {
 	return policy.Event{
 		Kind: "spacing", Name: s.name, What: "refused", Level: slog.LevelWarn,
@@ -136,7 +136,7 @@ func (s *Spacing) health(context.Context) policy.Health {
 	return policy.Health{}
 }
 
-// update changes a copy, so an error or a dry run changes nothing.
+// update applies change to a copy of the configuration. So if there is an error, or dryRun is true, s does not change.
 func (s *Spacing) update(dryRun bool, change func(cfg any) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
-// Cache caches the prices of a shop, which are stored in SQLite. With -redis it starts a second
-// process, and each process sees the other's updates.
+// Cache is a program that caches the prices of a shop, which are stored in SQLite. With -redis it starts a second
+// process that shares the cache, and each process sees the updates of the other process.
 //
 //	go run ./examples/cache [-redis 127.0.0.1:6379]
 package main
@@ -67,7 +67,7 @@ func (s *shop) get(item string) price {
 	return p
 }
 
-// await waits until the price is cents, and prints the time since it was set.
+// await waits until the price of item is cents, and prints how long ago the price was set.
 func (s *shop) await(who, item string, cents int64) {
 	p := s.get(item)
 	for ; p.Cents < cents; p = s.get(item) {
@@ -77,7 +77,7 @@ func (s *shop) await(who, item string, cents int64) {
 	fmt.Printf("  %s sees %d, set %v ago\n", who, p.Cents, age)
 }
 
-// store returns the store that the processes share.
+// store returns a store in Redis, which both processes share.
 func store(addr, file string) cacheaside.Store {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	return redisstore.New(redisstore.Config{

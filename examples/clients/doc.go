@@ -1,3 +1,3 @@
-// Package clients shows clients of other modules that send their requests through a resiliencehttp.ClientTransport:
-// OAuth 2.0 tokens, traces, and the SDK of a service. The examples run with go test.
+// Package clients shows how clients of other modules send their requests through a resiliencehttp.ClientTransport. Its
+// examples use OAuth 2.0 tokens, traces, and the SDK of a service. Run them with go test.
 package clients

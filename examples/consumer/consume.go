@@ -10,35 +10,37 @@ import (
 	"github.com/go-resilience/resilience/resiliencesql"
 )
 
-// A message is assigned to this process until the process acknowledges, returns or rejects it.
+// A message is a message from a queue. The broker assigns it to this process until the process acknowledges, returns or
+// rejects it.
 type message interface {
 	ID() string
 	Body() string
-	Deliveries() int                 // including this one; refused calls do not count
+	Deliveries() int                 // the number of deliveries, including this one; refused calls do not count
 	Ack() error                      // removes the message from the queue
-	Again(after time.Duration) error // delivers the message later
+	Again(after time.Duration) error // makes the broker deliver the message again later
 	Reject(why error) error          // moves the message to the dead letters
-	Hold(ctx context.Context) error  // keeps the message assigned until ctx is done; an error if it is lost
+	Hold(ctx context.Context) error  // keeps the message assigned until ctx is done; an error if that fails
 }
 
 const maxDeliveries = 8
 
-// settle handles m and reports the result to the broker. Pace is the unit of its delays.
+// settle calls handle with m and reports the result to the broker. The delays before a retry are multiples of pace.
 func settle(ctx context.Context, m message, pace time.Duration, handle func(context.Context, message) error) error {
 	for {
 		lost, err := handleHeld(ctx, m, handle)
 		if lost != nil {
-			return lost // the broker delivers m again
+			return lost // m is no longer assigned; the broker delivers it again
 		}
-		// If a COMMIT has no answer, m may have been applied: handle applies it at most once.
+		// If the answer to a COMMIT was lost, m may have been applied. It can be retried, because handle applies m only once.
 		retryable := resilience.Retryable(err) || errors.Is(err, resiliencesql.ErrOutcomeUnknown)
 		switch {
 		case err == nil:
 			return m.Ack()
 		case ctx.Err() != nil:
-			return context.Cause(ctx) // this process stops: another consumer gets m
+			return context.Cause(ctx) // this process stops, and the broker assigns m to another consumer
 		case resilience.Refused(err):
-			// Nothing was tried, so this is not a delivery. Wait, and fetch no other message.
+			// A policy refused the call, so the order was not tried, and the attempt does not count as a delivery. Wait with m,
+			// and fetch no other message.
 			wait, cancel := context.WithTimeout(ctx, max(pace, resilience.RetryAfter(err)))
 			err := m.Hold(wait)
 			cancel()
@@ -48,16 +50,16 @@ func settle(ctx context.Context, m message, pace time.Duration, handle func(cont
 		case !retryable, m.Deliveries() >= maxDeliveries:
 			return m.Reject(err)
 		default:
-			// The delay doubles with each delivery and has jitter.
+			// The delay is random. Its maximum doubles with each delivery.
 			d := pace << m.Deliveries()
 			return m.Again(max(d/2+rand.N(d/2), resilience.RetryAfter(err)))
 		}
 	}
 }
 
-// handleHeld calls handle, and holds m until handle returns. Without this, a broker with a time
-// limit for acknowledgments delivers m to a second consumer while handle still runs. If m is lost,
-// handleHeld cancels handle's ctx and returns the reason as lost.
+// handleHeld calls handle, and keeps m assigned to this process until handle returns. Otherwise, a broker with a time
+// limit for acknowledgments could deliver m to a second consumer while handle still runs. If the assignment of m is
+// lost, handleHeld cancels handle's ctx and returns the reason as lost.
 func handleHeld(
 	ctx context.Context, m message, handle func(context.Context, message) error,
 ) (lost, err error) {
@@ -73,14 +75,14 @@ func handleHeld(
 	return <-held, err
 }
 
-// A queue delivers messages.
+// A queue delivers messages from a broker.
 type queue interface {
 	Next(ctx context.Context) (message, error)
 	Close()
 }
 
-// consume settles one message after the other until ctx is done. If the connection is lost, it
-// opens the queue again.
+// consume settles one message after the other until ctx is done. If the connection to the broker is lost, it opens the
+// queue again.
 func consume(
 	ctx context.Context, open func(context.Context) (queue, error), pace time.Duration,
 	handle func(context.Context, message) error,

@@ -1,6 +1,6 @@
-// Consumer reads orders from a queue of NATS JetStream or RabbitMQ, charges a bank for each order,
-// and books each order exactly once. The bank is down for the first ten seconds. It declines one
-// order, which ends in the dead letters.
+// Consumer is a program that reads orders from a queue of NATS JetStream or RabbitMQ. For each order, it sends a charge
+// to a bank, and books the order exactly once. The bank is down for the first ten seconds. It declines one order, whose
+// message then becomes a dead letter.
 //
 //	docker run -p 4222:4222 nats -js
 //	go run ./examples/consumer -nats nats://127.0.0.1:4222
@@ -26,13 +26,13 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A shop charges a bank for each order, and books the order in its database.
+// A shop sends a charge to a bank for each order, and books the order in its database.
 type shop struct {
 	db      *sql.DB
 	bank    resilience.Middleware
 	circuit *breaker.Breaker
 	away    atomic.Bool  // the bank is down
-	asked   atomic.Int64 // requests to the bank
+	asked   atomic.Int64 // number of requests to the bank
 }
 
 func newShop(dsn string, pace time.Duration) (*shop, error) {
@@ -49,9 +49,9 @@ func newShop(dsn string, pace time.Duration) (*shop, error) {
 
 var errNoMoney = errors.New("insufficient funds")
 
-// handle applies an order once, even if its message is delivered several times: a real bank gets
-// the message's ID as the idempotency key, and saga.Apply records the ID in the transaction that
-// books the order.
+// handle applies an order only once, even if its message is delivered several times. A real bank would receive the ID
+// of the message as the idempotency key. saga.Apply records the ID in the transaction that books the order, and so does
+// not book the order again.
 func (s *shop) handle(ctx context.Context, m message) error {
 	err := s.bank(func(context.Context) error {
 		s.asked.Add(1)
@@ -73,13 +73,14 @@ func (s *shop) handle(ctx context.Context, m message) error {
 	})
 }
 
-// booked returns the number of orders in the book, and the number of entries.
+// booked returns the number of different orders in the book, and the number of entries. They are equal if each order
+// was booked once.
 func (s *shop) booked() (orders, entries int, err error) {
 	err = s.db.QueryRow(`SELECT count(DISTINCT id), count(*) FROM book`).Scan(&orders, &entries)
 	return orders, entries, err
 }
 
-// A publisher is a queue to which messages can be published.
+// A publisher is a queue that can also publish messages.
 type publisher interface {
 	queue
 	Publish(ctx context.Context, to string, id, body, why string) error

@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A natsQueue is a stream of NATS JetStream with one durable consumer, and a second stream for its
-// dead letters. MaxDeliver is unlimited because settle counts the deliveries.
+// A natsQueue is a stream of NATS JetStream with one durable consumer, and a second stream for its dead letters. The
+// consumer's MaxDeliver is unlimited, because settle limits the deliveries.
 type natsQueue struct {
 	conn     *nats.Conn
 	js       jetstream.JetStream
@@ -82,15 +82,15 @@ func (m natsMessage) Deliveries() int { return int(m.meta.NumDelivered) }
 
 func (m natsMessage) Again(after time.Duration) error { return m.NakWithDelay(after) }
 
-// Ack waits for the server's confirmation.
+// Ack acknowledges m, and waits until the server has confirmed the acknowledgment.
 func (m natsMessage) Ack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.queue.ackWait)
 	defer cancel()
 	return m.DoubleAck(ctx)
 }
 
-// Hold reports progress immediately and then three times per AckWait. A progress report restarts
-// AckWait and does not count as a delivery.
+// Hold reports to the server that m is in progress: immediately, and then three times per AckWait. Each report restarts
+// AckWait, the time after which the server delivers m again. A report does not count as a delivery.
 func (m natsMessage) Hold(ctx context.Context) error {
 	for tick := time.Tick(m.queue.ackWait / 3); ; {
 		if err := m.InProgress(); err != nil {

@@ -9,9 +9,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A rabbitQueue is a quorum queue of RabbitMQ, and a second queue for its dead letters. A message
-// that is delivered again later waits in a queue for its delay. When the message expires there,
-// RabbitMQ moves it back to the first queue.
+// A rabbitQueue is a quorum queue of RabbitMQ, and a second queue for its dead letters. For each delay before a retry
+// there is another queue, in which messages wait. When a message expires there, RabbitMQ moves it back to the first
+// queue.
 type rabbitQueue struct {
 	conn       *amqp.Connection
 	channel    *amqp.Channel
@@ -37,7 +37,7 @@ func openRabbit(name string, dial func() (*amqp.Connection, error)) func(context
 			}
 		}
 		if err == nil {
-			err = q.channel.Qos(1, 0, false) // one message at a time: the other messages wait at the broker
+			err = q.channel.Qos(1, 0, false) // one message at a time; the other messages stay at the broker
 		}
 		if err == nil {
 			q.deliveries, err = q.channel.Consume(name, "", false, false, false, false, nil)
@@ -96,16 +96,16 @@ func (m rabbitMessage) ID() string   { return m.d.MessageId }
 func (m rabbitMessage) Body() string { return string(m.d.Body) }
 func (m rabbitMessage) Ack() error   { return m.d.Ack(false) }
 
-// Deliveries adds the deliveries that Again counted and those that RabbitMQ counted when a consumer
-// was lost.
+// Deliveries returns the number of deliveries of m. RabbitMQ counts only the deliveries to consumers that were lost.
+// Again counts the others, in a header.
 func (m rabbitMessage) Deliveries() int {
 	counted, _ := m.d.Headers["deliveries"].(int64)
 	lost, _ := m.d.Headers["x-delivery-count"].(int64)
 	return int(counted+lost) + 1
 }
 
-// Again publishes a copy to the queue of a delay, and then acknowledges m. The number of such queues
-// is limited because the delay in their names is rounded up to a power of two.
+// Again publishes a copy of m to a queue in which it waits for the delay, and then acknowledges m. There are only a few
+// such queues, because there is one for each power of two, in milliseconds, to which delays are rounded up.
 func (m rabbitMessage) Again(after time.Duration) error {
 	delay := time.Millisecond
 	for delay < after {
@@ -126,8 +126,9 @@ func (m rabbitMessage) Again(after time.Duration) error {
 	return m.Ack()
 }
 
-// Hold sends nothing: RabbitMQ reassigns a message when the connection is lost, or after the
-// server's consumer_timeout (30 minutes), which a consumer cannot extend.
+// Hold sends nothing to RabbitMQ, and waits until ctx is done or the connection is lost. RabbitMQ assigns a message to
+// another consumer only if the connection is lost, or after the server's consumer_timeout of 30 minutes. A consumer
+// cannot extend the consumer_timeout.
 func (m rabbitMessage) Hold(ctx context.Context) error {
 	select {
 	case <-m.queue.closed:

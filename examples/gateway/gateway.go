@@ -31,7 +31,7 @@ type gateway struct {
 	client *http.Client
 
 	mu      sync.Mutex
-	reserve map[string]int64 // by tenant
+	reserve map[string]int64 // sum of the reserved tokens, by tenant
 }
 
 type tenantKey struct{}
@@ -41,7 +41,7 @@ func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(strin
 func newGateway(providers ...string) *gateway {
 	perCall := func(ctx context.Context) int {
 		if ctx.Value(tenantKey{}) == nil {
-			return 0 // a query for the remaining tokens: see charged
+			return 0 // not a request, but a query for the remaining tokens; see charged
 		}
 		return estimate
 	}
@@ -81,7 +81,7 @@ func transport(name, address string) http.RoundTripper {
 	return &resiliencehttp.Transport{
 		Middleware:            resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
 		Judge:                 judge,
-		ResponseHeaderTimeout: time.Second, // more for a model that thinks longer
+		ResponseHeaderTimeout: time.Second, // set it higher for a model that thinks longer
 		HoldBody:              true,
 		Idle:                  time.Second,
 		Replayable:            func(*http.Request) bool { return true }, // until the caller has read a byte
@@ -93,8 +93,8 @@ func transport(name, address string) http.RoundTripper {
 	}
 }
 
-// cooldown opens a provider's breaker for the Retry-After of a 429: it applies to all requests, not
-// only to the one that got the 429.
+// cooldown is middleware for responses with a Retry-After, such as 429. It opens the provider's breaker for the time in
+// Retry-After, because this time applies to all requests to the provider, not only to the request with this response.
 func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	return func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
@@ -107,8 +107,8 @@ func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	}
 }
 
-// judge fails a stream whose first event is an error: the tenant has not received anything yet, so
-// another provider can serve the request.
+// judge returns an error for a response whose first event is an error, so that the request fails. The tenant has not
+// received anything yet, so another provider can serve the request.
 func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 	err := resiliencehttp.DefaultJudge(resp, ahead)
 	if err != nil || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
@@ -121,8 +121,8 @@ func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 	return err
 }
 
-// ServeHTTP reserves the maximum cost of an answer, sends the request, passes the stream to the
-// tenant, and charges the tokens that it has passed, even if the stream is cut off.
+// ServeHTTP reserves the maximum number of tokens of an answer, and sends the request to a provider. Then it passes the
+// stream to the tenant, and charges the tokens that it has passed, even if the stream is cut off.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tenant := r.Header.Get("Tenant")
 	ctx := context.WithValue(r.Context(), tenantKey{}, tenant)
@@ -135,7 +135,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.reserve[tenant] += estimate
 	g.mu.Unlock()
 	used := 0
-	defer func() { // the request counts even if nothing was sent
+	defer func() { // the limit of requests is not refunded, even if nothing was sent
 		reservation.SettleEach(map[string]int{"tokens": used, "month": used})
 	}()
 
@@ -159,12 +159,12 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Provider", resp.Header.Get("Provider"))
 	if used, err = pass(w, resp.Body); err != nil {
-		resiliencehttp.ReportFailure(resp, err) // has no effect if the Transport has noticed the error
+		resiliencehttp.ReportFailure(resp, err) // has no effect if the Transport already knows of the error
 		_, _ = io.WriteString(w, "event: error\ndata: the answer was cut off\n\n")
 	}
 }
 
-// pass copies a stream of events to w and returns the number of words.
+// pass copies a stream of events to w and returns the number of words, each of which is a token.
 func pass(w io.Writer, body io.Reader) (words int, err error) {
 	flush := http.NewResponseController(w.(http.ResponseWriter))
 	lines := bufio.NewScanner(body)
@@ -197,7 +197,7 @@ func (g *gateway) reserved(tenant string) int64 {
 	return g.reserve[tenant]
 }
 
-// charged returns the tokens that a tenant has used of its month.
+// charged returns the number of tokens that were charged to a tenant's monthly quota.
 func (g *gateway) charged(tenant string) int64 {
 	left, err := g.months.Admit(context.Background(), tenant) // takes no tokens: see perCall
 	if err != nil {

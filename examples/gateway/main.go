@@ -1,11 +1,12 @@
-// Gateway is an LLM gateway: an HTTP server in front of two providers of a model, with limits and
-// bills for its tenants. Everything runs in this process, on loopback. The providers are fakes. One
-// of them fails in several ways for ten seconds, and one of three tenants floods the gateway.
+// Gateway is a program with an LLM gateway: an HTTP server in front of two providers of a language model. It limits its
+// tenants, which are its customers, and bills them by tokens. Everything runs in this process, on loopback. The
+// providers are fakes. The first provider fails in several ways, one after the other, for ten seconds. One of three
+// tenants floods the gateway with requests.
 //
 //	go run ./examples/gateway [-seed n]
 //
-// It prints the results of the requests in each phase. At the end it prints, for each tenant, the
-// tokens that were reserved, that arrived, and that were charged: the last two are equal.
+// The program prints the results of the requests in each phase. At the end it prints how many tokens of each tenant
+// were reserved, how many arrived at the tenant, and how many were charged. The last two numbers are equal.
 package main
 
 import (
@@ -44,13 +45,14 @@ type phase struct {
 	counts
 }
 
-// counts are the results that tenants saw. Each request is answered, cut, limited or failed.
+// counts has the results of the tenants' requests. Each request counts as answered, cut, limited or failed. fallbacks
+// counts the requests that the second provider answered.
 type counts struct {
 	requests, answered, cut, limited, failed, fallbacks atomic.Int64
 }
 
-// A bill has one tenant's tokens as the gateway reserved them, as the tenant received them, and as
-// the monthly quota counted them.
+// A bill has the numbers of tokens of a tenant: the gateway has reserved them, they have arrived at the tenant, and
+// they were charged to the tenant's monthly quota.
 type bill struct {
 	tenant                     string
 	reserved, arrived, charged int64
@@ -59,7 +61,7 @@ type bill struct {
 // tenants has the number of requests per second of each tenant.
 var tenants = map[string]int{"acme": 20, "birch": 20, "flood": 200}
 
-// run sends requests of all tenants through a gateway, for phaseTime in each phase.
+// run sends the requests of all tenants through a gateway. Each phase lasts for phaseTime.
 func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, []bill) {
 	north, south := newProvider(seed), newProvider(seed+1)
 	defer north.Close()

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// A fault is a way in which a provider fails.
+// A fault is how a provider fails.
 type fault int32
 
 const (
 	none       fault = iota
 	truncating       // cuts off half of the streams
-	busy             // 429 with a Retry-After
-	failing          // 200, and an error as the first event
+	busy             // responds with 429 and a Retry-After
+	failing          // responds with 200, and an error as the first event
 	hanging          // accepts requests and does not respond
-	down             // 503
+	down             // responds with 503
 )
 
-// A provider is a fake API that responds with a stream of words.
+// A provider is a fake API of a language model. It responds to a request with a stream of words.
 type provider struct {
 	*httptest.Server
 	fault atomic.Int32

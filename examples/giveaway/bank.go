@@ -11,11 +11,12 @@ import (
 
 const paymentTable = `CREATE TABLE payment (id text PRIMARY KEY, division integer, cents integer)`
 
-// A bank pays winners. It applies each command once, even if the command arrives repeatedly or late.
+// A bank pays winners. It applies each command, which is a payment or its reversal, only once, even if the command
+// arrives repeatedly or late.
 type bank struct{ db *sql.DB }
 
 func (b *bank) pay(ctx context.Context, p *Payout) error {
-	if strings.HasPrefix(p.ID, "payout-0") { // one in 16
+	if strings.HasPrefix(p.ID, "payout-0") { // one in 16 payments
 		return saga.Declined(errors.New("account closed"))
 	}
 	return b.apply(ctx, `INSERT INTO payment VALUES ($1, $2, $3)`, p.ID, p.Division, p.Cents)

@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// create creates an empty database: a SQLite file, or a schema in PostgreSQL.
+// create creates an empty database: a SQLite file if dsn is empty, and otherwise a schema in PostgreSQL.
 func create(dsn string) (source string, drop func()) {
 	if dsn == "" {
 		dir, err := os.MkdirTemp("", "giveaway")

@@ -1,7 +1,7 @@
-// Giveaway pays exactly 100.00 in each of 100 divisions, 0.01 per winner, from four processes that
-// run in parallel and are killed at random. The transaction that starts a payment's saga also changes
-// the balance of the division, under optimistic locking. If the bank declines a payment, the saga
-// returns the money to the balance.
+// Giveaway is a program that pays exactly 100.00 in each of 100 divisions, 0.01 to each winner. The payments come from
+// four processes, which run in parallel and are killed at random. Each payment is a saga. The transaction that starts
+// the saga also reduces the balance of the division, under optimistic locking. If the bank declines the payment, the
+// saga returns the money to the balance.
 //
 //	go run ./examples/giveaway            # in a SQLite file
 //	go run ./examples/giveaway -dsn postgres://postgres@127.0.0.1:5432/postgres
@@ -32,7 +32,7 @@ var (
 	worker = flag.Int("worker", -1, "internal: the number of a worker process")
 )
 
-// A Payout is one payment to some of a division's winners.
+// A Payout is a payment to some of a division's winners, and the state of a saga.
 type Payout struct {
 	ID              string
 	Division, Cents int
@@ -50,7 +50,7 @@ func payout(b *bank) *saga.Saga[Payout] {
 	}, {Name: "pay", Attempts: saga.Unlimited, Do: b.pay, Undo: b.takeBack}}}
 }
 
-// claim starts a payout from the remaining balance of a division.
+// claim takes an amount from the remaining balance of a division, and starts a payout of that amount.
 func claim(ctx context.Context, db *sql.DB, payouts *saga.Handle[Payout]) error {
 	p := Payout{ID: fmt.Sprintf("payout-%016x", rand.Uint64())}
 	var balance, version int
@@ -66,7 +66,7 @@ func claim(ctx context.Context, db *sql.DB, payouts *saga.Handle[Payout]) error 
 		if err != nil {
 			return err
 		}
-		if n, err := res.RowsAffected(); err != nil || n == 0 { // another process was faster: count a retry
+		if n, err := res.RowsAffected(); err != nil || n == 0 { // another process has changed the balance: count a retry
 			_, conflict := tx.ExecContext(ctx, `UPDATE division SET retries = retries + 1 WHERE id = $1`, p.Division)
 			return errors.Join(err, conflict)
 		}
@@ -74,7 +74,7 @@ func claim(ctx context.Context, db *sql.DB, payouts *saga.Handle[Payout]) error 
 	})
 }
 
-// work starts payouts until ctx is done. It runs them, and also those of killed processes.
+// work starts payouts and runs their sagas until ctx is done. It also runs the sagas of processes that were killed.
 func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond,
@@ -91,7 +91,7 @@ func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	check(runner.Run(ctx))
 }
 
-// give pays all balances while it kills a random process from time to time.
+// give lets the processes pay all balances. From time to time it kills a random process and starts it again.
 func give(sharded bool) {
 	source, drop := create(*dsn)
 	defer drop()

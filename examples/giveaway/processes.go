@@ -8,7 +8,7 @@ import (
 	"os/exec"
 )
 
-// processes are the workers: this program, started again.
+// processes has the worker processes. Each of them runs this program with the flag -worker.
 type processes [4]*exec.Cmd
 
 // start kills worker i, if it runs, and starts it again.

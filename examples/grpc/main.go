@@ -1,5 +1,5 @@
-// Grpc is a gRPC server that limits its clients, and a client that retries idempotent calls and stops calling a server
-// that is down. Both run in one process, so the program needs no other service.
+// Grpc is a program with a gRPC server and a gRPC client. The server limits its clients. The client retries idempotent
+// calls, and stops calling the server if it is down. Both run in one process, so the program needs no other service.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() { run(context.Background(), os.Stdout) }
 
 func run(ctx context.Context, out io.Writer) {
 	script := faults.New(faults.Config{Enabled: true})
-	fail := func(calls int) { // makes the server's next calls fail
+	fail := func(calls int) { // makes the next calls to the server fail
 		down := faults.Plan{Kind: faults.Fail, Err: status.Error(codes.Unavailable, "try later"), Count: calls}
 		check(script.Update(func(c *faults.Config) { c.Plans = []faults.Plan{down} }))
 	}
@@ -96,18 +96,19 @@ func run(ctx context.Context, out io.Writer) {
 
 	fmt.Fprintln(out, "A server that is down is not called:")
 	fail(1000)
-	time.Sleep(100 * time.Millisecond) // the server's limit refills
+	time.Sleep(100 * time.Millisecond) // time for the server's rate limit to refill
 	for range 6 {
 		_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	}
 	fmt.Fprintf(out, "  breaker open: %v\n  %v: %v\n", errors.Is(err, breaker.ErrOpen), status.Code(err), err)
 }
 
-// newServer returns a server that limits each client by its address. Its calls fail according to the script.
+// newServer returns a server that limits each client by its IP address. Calls to the server fail as the script
+// specifies.
 func newServer(script *faults.Script) *grpc.Server {
 	server := grpc.NewServer(resiliencegrpc.Server{
 		Limit:      throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 100, Burst: 10}}),
-		Key:        resiliencegrpc.ClientIP(), // pass the trusted proxies, if any
+		Key:        resiliencegrpc.ClientIP(), // pass the addresses of your proxies, if there are any
 		Slots:      bulkhead.New(bulkhead.Config{Name: "server", Limit: 64}),
 		Middleware: func(next resilience.Func) resilience.Func { return faults.Func(script, next) },
 	}.Options()...)

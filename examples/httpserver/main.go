@@ -1,5 +1,5 @@
-// Httpserver is an HTTP server with a rate limit per tenant, a bulkhead around a slow handler, and a
-// health endpoint. Without -addr, it sends requests to itself and prints the responses.
+// Httpserver is a program with an HTTP server that has a rate limit for each tenant, a bulkhead around a slow handler,
+// and a health endpoint. Without -addr, the program sends requests to its own server and prints the responses.
 //
 //	go run ./examples/httpserver
 //	go run ./examples/httpserver -addr 127.0.0.1:8080   # stop it with Ctrl-C: it drains
@@ -29,18 +29,18 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// accounts are the tenants, by their API keys.
+// accounts has the tenants by their API keys.
 var accounts = map[string]string{"key-of-a": "a", "key-of-b": "b"}
 
-// tenant returns the key of a request's limit: the account or, without a valid Api-Key, the client's
-// address. A client can choose neither of them.
+// tenant returns the key of the limit that applies to a request. The key is the account or, if the request has no valid
+// Api-Key, the client's address. A client cannot choose this key to avoid its limit.
 func tenant(r *http.Request) string {
 	return cmp.Or(accounts[r.Header.Get("Api-Key")], address(r))
 }
 
 var address = resiliencehttp.ClientIP() // pass the addresses of your proxies, if there are any
 
-// A server has the policies of its handlers.
+// A server has the handlers of the HTTP server and their policies.
 type server struct {
 	tenants *throttle.Group[string]
 	paying  *throttle.Group[string]
@@ -61,7 +61,7 @@ func newServer(work func(context.Context) error) *server {
 	}
 }
 
-// Admit takes a token from the limit of the tenant's plan.
+// Admit takes a token from the tenant's limit. A paying tenant has a higher limit.
 func (s *server) Admit(ctx context.Context, tenant string) (throttle.Decision, error) {
 	if tenant == "b" { // a paying tenant
 		return s.paying.Admit(ctx, tenant)
@@ -74,7 +74,7 @@ func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Server{}.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
-	// Without a limit: monitoring must always be admitted.
+	// The health endpoint has no limit, because requests of the monitoring must always be admitted.
 	reg := registry.New()
 	reg.MustAdd(s.reports)
 	mux.Handle("GET /health", resiliencehttp.Health(reg))
@@ -123,9 +123,9 @@ func start(addr string) error {
 	return serve(ctx, l, newServer(slow).handler(), 5*time.Second)
 }
 
-// serve serves until ctx is done. Then it accepts no more requests, and waits for the requests in
-// progress. After grace it cancels their contexts: Shutdown does not, so a handler that waits in a
-// queue or for a slow dependency would delay the exit.
+// serve serves requests until ctx is done. Then it accepts no more requests, and waits for the requests in progress.
+// After the time grace, it cancels the contexts of these requests. http.Server.Shutdown does not cancel them, so
+// without this, a handler that waits in a queue or for a slow dependency would delay the exit.
 func serve(ctx context.Context, l net.Listener, handler http.Handler, grace time.Duration) error {
 	requests, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -206,7 +206,7 @@ func run(out io.Writer) error {
 	return get("/health", "")
 }
 
-// text returns the body of a response or, for a problem document, its title.
+// text returns the body of a response. If the body is a problem document (RFC 9457), text returns its title.
 func text(resp *http.Response, body []byte) string {
 	var problem struct{ Title string }
 	if resp.Header.Get("Content-Type") == "application/problem+json" && json.Unmarshal(body, &problem) == nil {

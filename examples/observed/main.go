@@ -1,5 +1,6 @@
-// Observed exports policies to OpenTelemetry: metrics for Prometheus, spans and metrics by OTLP, and
-// a log with trace IDs.
+// Observed is a program that exports the metrics of its policies, and the traces of its calls, with OpenTelemetry.
+// Prometheus can scrape the metrics. Spans and metrics can also be sent to a collector by the protocol OTLP. The log
+// has trace IDs.
 //
 //	go run ./examples/observed                                     # prints some metrics at the end
 //	go run ./examples/observed -for 1h                             # scrape http://127.0.0.1:9464/metrics
@@ -59,7 +60,7 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	logger := slog.New(withTrace{slog.NewTextHandler(out, nil)})
 
-	// The policies, and their observation.
+	// Create the policies, observe them, and create a client that uses them.
 	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(10 * time.Millisecond)})
 	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 3, OpenFor: 50 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2, MaxWait: time.Second})
@@ -88,10 +89,10 @@ func run(ctx context.Context, out io.Writer) error {
 	if err := show(out, "http://"+listener.Addr().String()+"/metrics"); err != nil {
 		return err
 	}
-	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // sends the remaining data
+	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // sends the remaining spans and metrics
 }
 
-// providers sets up the SDK, as every program with OpenTelemetry does.
+// providers sets up the OpenTelemetry SDK, as in every program that uses OpenTelemetry.
 func providers(ctx context.Context) (*metric.MeterProvider, *sdktrace.TracerProvider, error) {
 	scraped, err := prometheus.New(prometheus.WithoutScopeInfo())
 	if err != nil || *otlp == "" {
@@ -103,7 +104,7 @@ func providers(ctx context.Context) (*metric.MeterProvider, *sdktrace.TracerProv
 		sdktrace.NewTracerProvider(sdktrace.WithBatcher(spans)), errors.Join(err, err2)
 }
 
-// withTrace adds the IDs of the span in ctx to each log record.
+// withTrace is a slog.Handler that adds the trace ID and the span ID of the span in ctx to each log record.
 type withTrace struct{ slog.Handler }
 
 func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
@@ -113,7 +114,7 @@ func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// load sends requests to a backend that fails for a while.
+// load sends requests to a backend of which some fail, as script specifies.
 func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{
 		{Kind: faults.Latency, Delay: 2 * time.Millisecond},

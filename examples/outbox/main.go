@@ -1,6 +1,6 @@
-// Outbox publishes a message for each order that a transaction has committed. The broker is down
-// for the first three seconds, and rejects one message because it is too large. That message
-// becomes a dead letter; all others are published.
+// Outbox is a program that publishes a message to a broker for each order that a transaction has committed. The broker
+// is down for the first three seconds, and rejects one message because it is too large. That message becomes a dead
+// letter. All other messages are published.
 //
 //	go run ./examples/outbox
 package main
@@ -23,7 +23,7 @@ import (
 	"github.com/go-resilience/resilience/lease/sqllease"
 )
 
-// A broker stands for NATS, Kafka or RabbitMQ.
+// A broker is a fake message broker. It represents NATS, Kafka or RabbitMQ.
 type broker struct {
 	down      atomic.Bool
 	published atomic.Int64
@@ -36,7 +36,7 @@ func (b *broker) publish(_ context.Context, m message) error {
 	case b.down.Load():
 		return errors.New("connection refused")
 	case len(m.body) > 100:
-		return resilience.Answer(errTooLarge) // the broker works: another attempt cannot help
+		return resilience.Answer(errTooLarge) // the broker works, and a retry cannot help
 	}
 	b.published.Add(1)
 	return nil
@@ -51,7 +51,7 @@ func guarded(publish func(context.Context, message) error) func(context.Context,
 	}
 }
 
-// place stores an order and its message in one transaction: either both are committed or neither.
+// place stores an order and its message in one transaction, so that either both are committed or neither is.
 func place(ctx context.Context, db *sql.DB, customer, order string) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

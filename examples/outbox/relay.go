@@ -30,35 +30,37 @@ type message struct {
 	attempts    int
 }
 
-// A relay publishes the messages of the outbox. A failed message delays only the later messages of
-// its topic.
+// A relay publishes the messages of the outbox. If a message cannot be published, only the later messages of the same
+// topic wait for it.
 type relay struct {
 	db      *sql.DB
-	publish func(context.Context, message) error // may be called twice for a message
-	poll    time.Duration                        // the wait while no message is due
+	publish func(context.Context, message) error // called again if the result of a call was not recorded
+	poll    time.Duration                        // time to wait if no message is due
 }
 
 const (
 	maxDelay    = time.Hour
-	maxAttempts = 15 // about three hours
+	maxAttempts = 15 // the last attempt is after about three hours
 )
 
-// run publishes messages while this process has the lease, until ctx ends. Every process calls run.
+// run publishes messages while this process holds a lease, until ctx is done. Every process calls run, and only the
+// process with the lease publishes.
 func (r *relay) run(ctx context.Context, store lease.Store) {
 	leader := lease.New(store, lease.Config{Name: "outbox", TTL: 15 * time.Second})
-	_ = leader.Loop(ctx, func(ctx context.Context, term lease.Term) error { // it returns nil when ctx ends
+	_ = leader.Loop(ctx, func(ctx context.Context, term lease.Term) error { // returns nil when ctx is done
 		for {
 			wait, err := r.publishNext(ctx, term.Fence)
 			if err != nil {
-				return err // the database failed: another process may lead; slog warns
+				return err // the database failed: release the lease, so that another process may try
 			}
 			sleep(ctx, wait)
 		}
 	})
 }
 
-// publishNext publishes the oldest message that is due, and records the result in a transaction
-// that fence allows only to the leader. It returns the time to wait before the next message.
+// publishNext publishes the oldest message that is due, and records the result in a transaction. In the transaction,
+// fence returns an error if this process no longer holds the lease. publishNext returns the time to wait before the
+// next message.
 func (r *relay) publishNext(
 	ctx context.Context, fence func(context.Context, *sql.Tx) error,
 ) (wait time.Duration, err error) {
@@ -74,7 +76,7 @@ func (r *relay) publishNext(
 		return 0, context.Cause(ctx)
 	}
 	if resilience.Refused(failure) {
-		// The breaker is open, so nothing was tried: this is not an attempt.
+		// The breaker is open, so the message was not sent, and this does not count as an attempt.
 		return max(r.poll, resilience.RetryAfter(failure)), nil
 	}
 	tx, err := r.db.BeginTx(ctx, nil)
@@ -91,7 +93,7 @@ func (r *relay) publishNext(
 	return 0, tx.Commit()
 }
 
-// next returns the oldest message that is due and that has no older message of its topic before it.
+// next returns the oldest message that is due and is the oldest message of its topic.
 func (r *relay) next(ctx context.Context) (m message, err error) {
 	row := r.db.QueryRowContext(ctx, `
 		SELECT id, topic, body, attempts FROM outbox AS m
@@ -100,8 +102,8 @@ func (r *relay) next(ctx context.Context) (m message, err error) {
 	return m, row.Scan(&m.id, &m.topic, &m.body, &m.attempts)
 }
 
-// record removes m from the outbox if m was published. A message that the broker rejects finally,
-// or that has failed maxAttempts times, becomes a dead letter. Any other message is due later.
+// record removes m from the outbox if m was published. If the broker rejected m permanently, or m has failed
+// maxAttempts times, record moves m to the dead letters. Otherwise m becomes due again later.
 func record(ctx context.Context, tx *sql.Tx, m message, failure error) error {
 	attempts := m.attempts + 1
 	dead := failure != nil && (!resilience.Retryable(failure) || attempts >= maxAttempts)

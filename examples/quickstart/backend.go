@@ -16,12 +16,12 @@ import (
 type phase struct {
 	Name    string
 	Lasts   time.Duration
-	Outage  bool          // no request can be answered
-	Workers int           // concurrent requests; further requests wait
-	Faults  []faults.Plan // of every request in the phase
+	Outage  bool          // the backend answers no request
+	Workers int           // maximum number of concurrent requests; further requests wait
+	Faults  []faults.Plan // faults for every request in the phase
 }
 
-// badHalfMinute has the phases of the backend. They are compressed into ten seconds.
+// badHalfMinute has the phases of the backend: a bad half minute of a real service, compressed into ten seconds.
 var badHalfMinute = []phase{
 	{Name: "healthy", Lasts: 1500 * time.Millisecond, Workers: many, Faults: answersIn(5 * time.Millisecond)},
 	{Name: "30% errors", Lasts: 1500 * time.Millisecond, Workers: many,
@@ -42,11 +42,11 @@ func answersIn(d time.Duration) []faults.Plan {
 	return []faults.Plan{{Kind: faults.Latency, Delay: d}}
 }
 
-// failing answers a share of the requests with 503.
+// failing returns a fault: the backend responds to a share of the requests with 503.
 func failing(share float64) faults.Plan { return faults.Plan{Kind: faults.Status, Share: share} }
 
-// A backend is an HTTP server on loopback that serves products, with faults that change from phase to
-// phase. Each client has its own backend, so the clients do not affect each other.
+// A backend is an HTTP server on loopback that serves products. It has different faults in each phase. Each client has
+// its own backend, so the clients do not affect each other.
 type backend struct {
 	*httptest.Server
 	script  *faults.Script
@@ -54,7 +54,7 @@ type backend struct {
 	now     atomic.Int32 // the index of the phase
 }
 
-// newBackend starts a backend that counts its requests in tallies, one per phase.
+// newBackend starts a backend. It counts the requests of each phase in that phase's element of tallies.
 func newBackend(seed uint64, tallies []*tally) *backend {
 	b := &backend{
 		script:  faults.New(faults.Config{Enabled: true, Seed: seed}),

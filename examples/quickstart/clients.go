@@ -16,13 +16,13 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// newPlain returns a client without policies, with a timeout.
+// newPlain returns a client that has a timeout, but no policies.
 func newPlain(base http.RoundTripper) *http.Client {
 	return &http.Client{Transport: base, Timeout: time.Second}
 }
 
-// newResilient returns a client whose transport has the policies in the order that the README
-// recommends, and falls back on the last known answer. It adds the policies to reg.
+// newResilient returns a client whose transport has the policies in the order that the README recommends. If a request
+// fails, the transport returns the last known answer. newResilient adds the policies to reg.
 func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "products"})
 	retries := retry.New(retry.Config{
@@ -47,11 +47,11 @@ func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 	return &http.Client{Transport: &lastKnown{next: transport}, Timeout: time.Second}
 }
 
-// A lastKnown returns the last good response of a URL if a request fails. All callers get the same
+// A lastKnown is a transport that returns the last good response for a URL if a request fails. All callers get the same
 // response.
 type lastKnown struct {
 	next http.RoundTripper
-	good sync.Map // []byte by URL
+	good sync.Map // the body ([]byte) of the last good response, by URL
 }
 
 func (l *lastKnown) RoundTrip(req *http.Request) (*http.Response, error) {

@@ -19,19 +19,19 @@ const (
 	products       = 40
 )
 
-// A side is one client with its backend and its results.
+// A side is one of the two clients, with its backend and its results.
 type side struct {
 	name     string
 	client   *http.Client
 	backend  *backend
-	tallies  []*tally // by phase
+	tallies  []*tally // one for each phase
 	inFlight atomic.Int64
 
 	mu      sync.Mutex
-	changes []breaker.Event // of the client's breaker
+	changes []breaker.Event // events of the client's breaker
 }
 
-// A tally counts what happened in one phase.
+// A tally has the results of one side in one phase.
 type tally struct {
 	running      atomic.Int64 // calls in flight
 	reached      atomic.Int64 // requests that reached the backend
@@ -42,7 +42,7 @@ type tally struct {
 	calls []call
 }
 
-// A call is the result of one call, including its retries.
+// A call is the result of one call by a user, including its retries.
 type call struct {
 	answered, stale bool
 	took            time.Duration
@@ -61,11 +61,11 @@ func newSide(name string, seed uint64, newClient func(http.RoundTripper) *http.C
 
 func (s *side) close() {
 	s.client.CloseIdleConnections()
-	s.backend.CloseClientConnections() // ends requests that hang
+	s.backend.CloseClientConnections() // otherwise Close would wait for requests that hang
 	s.backend.Close()
 }
 
-// wire is the innermost transport. It counts the requests in flight.
+// wire is the innermost transport of a client. It counts the client's requests in flight.
 type wire struct {
 	base http.RoundTripper
 	side *side
@@ -77,9 +77,9 @@ func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.base.RoundTrip(req)
 }
 
-// load starts callsPerSecond calls per second in every phase, for products that the seed selects, and
-// waits until all calls have ended. Calls start on time even if earlier calls have not ended: users do
-// not wait for each other. If ctx is done, load stops early.
+// load starts callsPerSecond calls per second in every phase, and waits until all calls have ended. The seed determines
+// which products are requested. Calls start on time even if earlier calls have not ended, because users do not wait for
+// each other. If ctx is done, load stops early.
 func (s *side) load(ctx context.Context, seed uint64, start time.Time) {
 	luck := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
@@ -121,7 +121,7 @@ func (s *side) call(product int) (c call) {
 	return c
 }
 
-// forget removes the results of a side.
+// forget removes the results of a side, before the next run.
 func (s *side) forget() {
 	s.mu.Lock()
 	s.changes = nil
@@ -151,7 +151,7 @@ func raise(most *atomic.Int64, n int64) {
 // A summary has the results of one phase or of all phases, as -json prints them.
 type summary struct {
 	Calls           int     `json:"calls"`
-	Answered        int     `json:"answered"` // fresh or stale
+	Answered        int     `json:"answered"` // includes stale answers
 	Stale           int     `json:"stale"`
 	Failed          int     `json:"failed"`
 	P50             float64 `json:"p50_ms"`

@@ -1,12 +1,13 @@
-// Quickstart shows the effect of policies over real HTTP. For ten seconds, a backend on loopback has
-// errors, is overloaded, hangs and is down. Two clients send it the same requests: a plain http.Client,
-// and a client whose transport has retry, breaker, throttle, bulkhead, timeout and a cached fallback.
+// Quickstart is a program that shows the effect of policies over real HTTP. For ten seconds, a backend on loopback
+// returns errors, is overloaded, hangs and is down. Two clients send the same requests, each to its own copy of the
+// backend. One is a plain http.Client. The transport of the other client has a retrier, a breaker, a throttle, a
+// bulkhead, a timeout and a cached fallback.
 //
 //	go run ./examples/quickstart [-seed n] [-json]
 //	go run ./examples/quickstart -serve 127.0.0.1:8080
 //
-// With -serve, the program repeats this. It serves a live page with both clients, and the console of
-// the policies.
+// With -serve, the program repeats this until it is interrupted. It serves a web page that shows both clients live, and
+// the console of the policies.
 package main
 
 import (

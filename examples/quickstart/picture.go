@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// A picture prints both sides, phase by phase. On a terminal it is redrawn. Elsewhere each phase is
-// printed once, after its last call.
+// A picture prints the results of both sides, phase by phase. On a terminal, it redraws them while the scenario runs.
+// For any other output, it prints each phase once, after the last call of the phase.
 type picture struct {
 	w    io.Writer
 	live bool
 	*scenario
 	start time.Time
-	drawn int // lines on the screen
-	shown int // phases that have been printed, if not live
+	drawn int // number of lines on the screen, if live
+	shown int // number of phases that have been printed, if not live
 }
 
 func newPicture(f *os.File, s *scenario) *picture {
@@ -28,7 +28,7 @@ func newPicture(f *os.File, s *scenario) *picture {
 const header = "phase          client     calls answered  stale failed" +
 	"      p50      p99  backend in flight goroutines\n"
 
-// update prints the results so far, during phase i.
+// update prints the results so far. i is the index of the current phase.
 func (p *picture) update(i int) {
 	if p.live {
 		p.draw(p.table(i))
@@ -43,7 +43,7 @@ func (p *picture) update(i int) {
 	}
 }
 
-// over reports whether every call of the past phase i has ended.
+// over reports whether all calls that started in phase i have ended. i must be a past phase.
 func (p *picture) over(i int) bool {
 	for _, s := range p.sides {
 		if s.tallies[i].running.Load() > 0 {
@@ -105,7 +105,7 @@ func row(phase, client string, s summary) string {
 		s.BackendRequests, s.MaxInFlight, s.MaxGoroutines)
 }
 
-// breaker lists the changes of the breaker with their times.
+// breaker returns a text with the state changes of the breaker and their times.
 func (p *picture) breaker() string {
 	var b strings.Builder
 	b.WriteString("breaker:")

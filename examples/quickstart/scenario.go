@@ -14,14 +14,14 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// A scenario runs the phases for the plain client and the client with policies.
+// A scenario runs all phases, for the plain client and for the client with policies.
 type scenario struct {
 	plain, resilient *side
 	sides            []*side            // both
-	policies         *registry.Registry // of the resilient client
+	policies         *registry.Registry // the policies of the resilient client
 }
 
-// newScenario starts the backends. The seed selects their errors.
+// newScenario starts the backends of a new scenario. The seed determines at which requests they fail.
 func newScenario(seed uint64) *scenario {
 	s := &scenario{policies: registry.New()}
 	s.plain = newSide("plain", seed, newPlain)
@@ -52,12 +52,12 @@ func (s *scenario) close() {
 	s.resilient.close()
 }
 
-// run runs all phases for both sides at the same time, and calls each with the index of the phase ten
-// times a second. The seed selects the calls. If ctx is done, run stops early. After it has returned,
-// it may be called again.
+// run runs all phases, for both sides at the same time. Ten times a second, it calls each with the index of the current
+// phase. The seed determines which products are requested. If ctx is done, run stops early. After run has returned, it
+// may be called again.
 //
-// Each goroutine has the name of its side as a label. With the labels, countGoroutines can count the
-// goroutines of each side.
+// Each goroutine has the name of its side as a profiler label, so that countGoroutines can count the goroutines of each
+// side.
 func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) error {
 	for _, side := range s.sides {
 		if err := side.backend.enter(0); err != nil {
@@ -103,7 +103,7 @@ func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) e
 	return nil
 }
 
-// outage returns the number of requests that the backend received during outages.
+// outage returns the number of requests that the side's backend received during outages.
 func (s *side) outage() (requests int64) {
 	for i, p := range badHalfMinute {
 		if p.Outage {
@@ -127,7 +127,7 @@ func sleepUntil(ctx context.Context, t time.Time) bool {
 
 var labeled = regexp.MustCompile(`(?m)^(\d+) @.*\n# labels: \{"side":"(\w+)"\}`)
 
-// countGoroutines records the maximum number of goroutines of each side until over is closed.
+// countGoroutines records the largest number of goroutines of each side, until over is closed.
 func countGoroutines(sides []*side, over <-chan struct{}) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -17,13 +17,13 @@ import (
 
 const (
 	sliceTime = 200 * time.Millisecond
-	remembers = 160 // slices: about three runs
+	remembers = 160 // number of slices, for about three runs
 )
 
 //go:embed page
 var page embed.FS
 
-// serve repeats the scenario until ctx ends, and serves pages that show it.
+// serve repeats the scenario until ctx is done, and serves web pages that show it.
 func serve(ctx context.Context, address string, seed uint64) error {
 	s := newScenario(seed)
 	defer s.close()
@@ -56,7 +56,7 @@ func serve(ctx context.Context, address string, seed uint64) error {
 func pages(r *recorder, policies http.Handler) http.Handler {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // cannot happen, because page is embedded
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/", http.FileServerFS(files))
@@ -73,15 +73,15 @@ type recorder struct {
 	slices  []slice
 	last    time.Time
 	verdict string
-	seen    map[*tally]int   // calls that are already in a slice
-	reached map[*tally]int64 // requests that are already in a slice
+	seen    map[*tally]int   // number of calls that are already in a slice
+	reached map[*tally]int64 // number of requests that are already in a slice
 }
 
 func newRecorder(s *scenario) *recorder {
 	return &recorder{scenario: s, last: time.Now(), seen: map[*tally]int{}, reached: map[*tally]int64{}}
 }
 
-// A slice has the results of about a fifth of a second.
+// A slice has the results of both sides in about a fifth of a second.
 type slice struct {
 	Phase     int     `json:"phase"`
 	Seconds   float64 `json:"seconds"`
@@ -89,8 +89,9 @@ type slice struct {
 	Resilient share   `json:"resilient"`
 }
 
-// A share has the results of one side in a slice: the calls that ended, by outcome, the p99 of the
-// last second in milliseconds, and the requests that the backend received.
+// A share has the results of one side in a slice. These are the numbers of calls that ended, by outcome, and the number
+// of requests that the backend received. They also include the 99th percentile of the durations of calls in the last
+// second, in milliseconds.
 type share struct {
 	Answered int     `json:"answered"`
 	Stale    int     `json:"stale"`
@@ -102,7 +103,7 @@ type share struct {
 	took []time.Duration
 }
 
-// record adds a slice if the last one is old enough.
+// record adds a slice if the last slice is old enough.
 func (r *recorder) record(phase int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,7 +133,7 @@ func (r *recorder) record(phase int) {
 	r.slices = r.slices[max(0, len(r.slices)-remembers):]
 }
 
-// take adds the new results of a tally to a share.
+// take adds those results of a tally that are in no slice yet to a share.
 func (r *recorder) take(t *tally, to *share) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +156,7 @@ func (r *recorder) take(t *tally, to *share) {
 	r.seen[t], r.reached[t] = len(t.calls), reached
 }
 
-// conclude records the verdict of the run that has just ended.
+// conclude records the verdict, which summarizes the run that has just ended.
 func (r *recorder) conclude() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +164,7 @@ func (r *recorder) conclude() {
 	r.verdict = verdict(plain, resilient, r.plain.outage(), r.resilient.outage())
 }
 
-// ServeHTTP responds with the data that the page draws.
+// ServeHTTP responds with the data, as JSON, that the page draws.
 func (r *recorder) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	now := r.report()
 	r.mu.Lock()

@@ -1,6 +1,5 @@
-// Reload changes the settings of policies under load, without a failed call: from a file that is
-// read on SIGHUP, and from Redis, which is polled every 100 ms (the pattern External Configuration
-// Store).
+// Reload is a program that changes the settings of its policies under load, and no call fails. It reads the settings
+// from a file on SIGHUP, and polls Redis for settings every 100ms. This is the pattern External Configuration Store.
 //
 //	go run ./examples/reload                          # a temporary file that the program edits
 //	go run ./examples/reload -redis 127.0.0.1:6379    # also a key in Redis
@@ -44,7 +43,8 @@ func main() {
 	stop()
 }
 
-// run returns the number of calls, and the number of failed calls.
+// run calls through the policies while their settings change. It returns the number of calls and the number of failed
+// calls.
 func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 	ctx, cancel := context.WithTimeout(ctx, *lasts)
 	defer cancel()
@@ -94,8 +94,8 @@ func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 	return calls, failed
 }
 
-// poll calls apply with the value of a key in Redis whenever it has changed. While Redis is down, the
-// settings do not change.
+// poll reads a key in Redis every 100ms, and calls apply with its value whenever the value has changed. While Redis is
+// down, the settings do not change.
 func poll(ctx context.Context, addr string, apply func(settings string)) {
 	db := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	defer func() { _ = db.Close() }()
@@ -110,7 +110,8 @@ func poll(ctx context.Context, addr string, apply func(settings string)) {
 	}
 }
 
-// edit acts as an operator: it writes a higher rate and more slots, then a file with mistakes, then
+// edit writes settings to the file and sends SIGHUP to this process, as an operator would do. The first settings have a
+// higher rate and more slots. The second settings have mistakes, so none of them is applied. The third settings have
 // fewer slots.
 func edit(ctx context.Context, file string) {
 	for _, settings := range []string{
@@ -132,7 +133,7 @@ func edit(ctx context.Context, file string) {
 	}
 }
 
-// load calls until ctx is done, and then waits for the calls in flight.
+// load makes calls under the policies until ctx is done, and then waits for the calls in flight.
 func load(ctx context.Context, guarded resilience.Middleware) (int64, int64) {
 	call := guarded(func(context.Context) error { time.Sleep(time.Millisecond); return nil })
 	var calls, failed atomic.Int64

@@ -1,6 +1,7 @@
-// Package sagafile is an example of a store of sagas. It keeps them in a file of JSON lines, with the standard library
-// alone. It shows how much a [sagastore.Store] must do, and suits programs of one process with some thousands of sagas:
-// all are in memory, and each write appends and syncs a line.
+// Package sagafile is an example of a store of sagas. It stores sagas in a file of JSON lines, and uses only the
+// standard library. The example shows how much work a [sagastore.Store] requires. It is suitable for programs of one
+// process with a few thousand sagas, because all sagas are in memory, and each write appends a line to the file and
+// syncs it.
 package sagafile
 
 import (
@@ -25,40 +26,41 @@ import (
 
 var _ sagastore.Store = (*Store)(nil)
 
-// A Store is a [sagastore.Store] in a file. Only one process may open the file at a time.
+// A Store is a [sagastore.Store] that stores sagas in a file. Only one process may have the file open at a time.
 type Store struct {
 	mu     sync.Mutex
 	file   *os.File
-	size   int64 // of the whole lines in file
-	broken error // a write failed, and the file may end with a part of its line
+	size   int64 // number of bytes of the complete lines in file
+	broken error // set if a write failed: the file may end with a part of a line
 
 	sagas  map[string]*saga    // by ID; a saga is replaced, never changed
 	turns  int64               // sagas claimed so far
-	served map[[2]string]int64 // the latest turn of a tenant, and of a tenant's definition
+	served map[[2]string]int64 // the latest turn of each tenant, and of each definition of a tenant
 }
 
-// A saga is what the store has of a saga.
+// A saga has all data of a saga in the store.
 type saga struct {
 	Record   sagastore.Record
 	Woken    bool
-	Log      []entry           // appended to, and shared by the versions of the saga
-	Messages map[string][]byte // replaced with each message
+	Log      []entry           // new entries are appended; copies of the saga share the array
+	Messages map[string][]byte // never modified: each new message replaces the map
 }
 
-// An entry is an Entry with the fields that its own JSON lacks.
+// An entry is a [sagastore.Entry], and the fields that are not in the JSON of a sagastore.Entry.
 type entry struct {
 	sagastore.Entry
 	Epoch int64
 	At    time.Time
 }
 
-// A line is one write.
+// A line is a line of the file: the changes of one write.
 type line struct {
 	Put    []*saga  `json:",omitempty"`
 	Delete []string `json:",omitempty"`
 }
 
-// Open opens the store in the file, which need not exist, and rewrites it without what has been replaced.
+// Open opens the store in a file, or creates it if the file does not exist. It rewrites the file without the data that
+// later lines have replaced.
 func Open(path string) (_ *Store, err error) {
 	s := &Store{sagas: make(map[string]*saga), served: make(map[[2]string]int64)}
 	if err := s.read(path); err != nil {
@@ -104,7 +106,7 @@ func (s *Store) apply(l *line) {
 	}
 }
 
-// rewrite replaces the file by one that has each saga once.
+// rewrite replaces the file by a file that contains each saga only once.
 func (s *Store) rewrite(path string) (err error) {
 	file, err := os.Create(path + ".new")
 	if err != nil {
@@ -129,7 +131,7 @@ func (s *Store) rewrite(path string) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// write appends a line, and applies it once it is on the disk. The caller holds mu.
+// write appends a line to the file. When the line is on the disk, write applies it to memory. The caller holds mu.
 func (s *Store) write(l *line) error {
 	if s.broken != nil {
 		return s.broken
@@ -158,32 +160,33 @@ func (s *Store) Close() error {
 	return s.file.Close()
 }
 
-// begin locks the store, unless ctx is done, and returns the present time. The caller unlocks it.
+// begin locks the store and returns the current time. The caller must unlock the store. If ctx is done, begin returns
+// an error and does not lock the store.
 func (s *Store) begin(ctx context.Context) (now time.Time, err error) {
 	s.mu.Lock()
 	if err := ctx.Err(); err != nil {
 		s.mu.Unlock()
 		return now, err
 	}
-	return time.Now().UTC().Round(0), nil // without its monotonic reading, as it is read back
+	return time.Now().UTC().Round(0), nil // without a monotonic reading, as when it is read from the file
 }
 
-// next returns a copy of a saga that can be changed.
+// next returns a copy of a saga. The copy may be changed; the saga itself must not.
 func (sg *saga) next() *saga {
 	c := *sg
 	return &c
 }
 
-// shown returns the record for a caller.
+// shown returns the record of a saga for a caller of the store.
 func (sg *saga) shown(now time.Time) sagastore.Record {
 	rec := sg.Record
 	rec.State, rec.Progress, rec.Now = bytes.Clone(rec.State), bytes.Clone(rec.Progress), now
 	return rec
 }
 
-// log appends entries to the log.
+// log appends entries to the log of a saga.
 func (sg *saga) log(entries []sagastore.Entry, now time.Time) {
-	sg.Log = slices.Clip(sg.Log) // another version of the saga may have the rest of the array
+	sg.Log = slices.Clip(sg.Log) // another copy of the saga may use the rest of the array
 	for _, e := range entries {
 		sg.Record.Seq++
 		e.Seq = sg.Record.Seq
@@ -191,7 +194,7 @@ func (sg *saga) log(entries []sagastore.Entry, now time.Time) {
 	}
 }
 
-// wake sets the flag of Store.Post, and makes a saga due that has no owner.
+// wake records that a call to Store.Post has woken the saga. If the saga has no owner, wake also makes it due.
 func (sg *saga) wake(now time.Time) {
 	sg.Woken = true
 	if sg.Record.Owner == "" && sg.Record.WakeAt.After(now) {
@@ -256,7 +259,7 @@ func (s *Store) Claim(ctx context.Context, req sagastore.ClaimRequest) ([]sagast
 	slices.SortFunc(free, byWakeAt)
 	chosen := crashed[:min(len(crashed), max(req.Limit, 0))]
 	for len(chosen) < req.Limit && len(free) > 0 {
-		// The tenant that has waited longest has its turn, with its definition that has.
+		// Choose the tenant that has waited longest and, among its sagas, the definition that has waited longest.
 		i := 0
 		for j, sg := range free {
 			if slices.Compare(s.latest(sg), s.latest(free[i])) < 0 {
@@ -291,12 +294,12 @@ func (s *Store) Claim(ctx context.Context, req sagastore.ClaimRequest) ([]sagast
 	return recs, s.write(&l)
 }
 
-// turnsOf returns the keys in served of a saga's tenant and definition.
+// turnsOf returns the keys of a saga's tenant and definition in Store.served.
 func turnsOf(sg *saga) (tenant, definition [2]string) {
 	return [2]string{sg.Record.Tenant}, [2]string{sg.Record.Tenant, fmt.Sprint(sg.Record.Saga, "/", sg.Record.Version)}
 }
 
-// latest returns the latest turns of a saga's tenant and definition.
+// latest returns the numbers of the latest turns of a saga's tenant and definition.
 func (s *Store) latest(sg *saga) []int64 {
 	tenant, definition := turnsOf(sg)
 	return []int64{s.served[tenant], s.served[definition]}
@@ -434,7 +437,8 @@ func (s *Store) Load(ctx context.Context, id string) (sagastore.Record, error) {
 	return sg.shown(now), nil
 }
 
-// List implements [sagastore.Store]. The After of a page is the time and the ID of the last saga on the page before.
+// List implements [sagastore.Store]. Filter.After of a page is the creation time and the ID of the last saga on the
+// previous page.
 func (s *Store) List(ctx context.Context, f sagastore.Filter) (recs []sagastore.Record, next string, err error) {
 	now, err := s.begin(ctx)
 	if err != nil {
@@ -466,7 +470,7 @@ func (s *Store) List(ctx context.Context, f sagastore.Filter) (recs []sagastore.
 	return recs, next, nil
 }
 
-// place returns a text that orders sagas by their CreatedAt.
+// place returns a text by which sagas are sorted: by CreatedAt, then by ID.
 func place(rec *sagastore.Record) string {
 	return rec.CreatedAt.Format("2006-01-02T15:04:05.000000000") + " " + rec.ID
 }
@@ -575,7 +579,7 @@ func (s *Store) DeleteEnded(ctx context.Context, status sagastore.Status, age ti
 	return len(l.Delete), s.write(&l)
 }
 
-// ended returns the IDs of up to limit sagas that have ended and match, the oldest first.
+// ended returns the IDs of at most limit sagas that have ended and for which match returns true, the oldest first.
 func (s *Store) ended(limit int, match func(*sagastore.Record) bool) (ids []string) {
 	for id, sg := range s.sagas {
 		if sg.Record.Status.Ended() && match(&sg.Record) {

@@ -1,5 +1,5 @@
-// Temporal books two trips as sagas on Temporal. Without an address, it runs in the test environment of Temporal's SDK,
-// where a pause of hours takes no time:
+// Temporal is a program that books two trips as sagas on Temporal. With -address, it uses a Temporal server. Otherwise
+// it runs in the test environment of Temporal's SDK, where a pause of hours takes no time:
 //
 //	go run ./examples/temporal
 //	go run ./examples/temporal -address 127.0.0.1:7233
@@ -31,7 +31,7 @@ type Trip struct {
 	Flight, Room string
 }
 
-// trip is the definition of the saga. It would run on a Runner, too.
+// trip is the definition of the saga. The same definition could also run on a saga.Runner.
 var trip = &saga.Saga[Trip]{
 	Name: "trip",
 	Steps: []saga.Step[Trip]{
@@ -107,7 +107,7 @@ func main() {
 	}
 }
 
-// book starts a saga and prints how it has ended.
+// book starts a saga, waits for its end, and prints the result.
 func book(ctx context.Context, trips *saga.Handle[Trip], id, card string) {
 	if _, err := trips.Start(ctx, id, Trip{Card: card}); err != nil {
 		log.Fatal(err)

@@ -11,8 +11,9 @@ import (
 	"go.temporal.io/sdk/testsuite"
 )
 
-// An offlineClient runs one saga in the test environment of the SDK. Start returns when the saga has ended. It has the
-// methods of a client that an engine calls for Start and Result; Get, Signal and Operate need a server.
+// An offlineClient is a Temporal client that runs one saga in the test environment of the SDK. The start of a saga
+// returns when the saga has ended. It implements only the methods that an engine of package sagatemporal calls for
+// Start and Result. Get, Signal and Operate need a server.
 type offlineClient struct {
 	client.Client
 	env *testsuite.TestWorkflowEnvironment
@@ -45,7 +46,7 @@ func (r offlineRun) Get(_ context.Context, result any) error {
 	return r.c.env.GetWorkflowResult(result)
 }
 
-// CountWorkflow fails, so the engine sets no search attribute.
+// CountWorkflow returns an error, so that the engine does not use search attributes, which need a server.
 func (c *offlineClient) CountWorkflow(
 	context.Context, *workflowservice.CountWorkflowExecutionsRequest,
 ) (*workflowservice.CountWorkflowExecutionsResponse, error) {

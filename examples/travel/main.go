@@ -1,5 +1,6 @@
-// Travel books two trips, each with three flights and a hotel, as sagas in a SQLite file. The second
-// traveler's card is declined, so the bookings are undone; each company has its own rules for refunds.
+// Travel is a program that books two trips as sagas, which are stored in a SQLite file. Each trip has three flights and
+// a hotel. The card of one traveler, bob, is declined, so the bookings of his trip are undone. Each company has its own
+// rules for refunds.
 //
 //	go run ./examples/travel
 //	go run ./examples/travel -crash return/do   # the process dies during a trip ...
@@ -29,23 +30,24 @@ var (
 		"outward, onward, return or hotel, then /do or /undo, or charge/do or ticket/do")
 )
 
-// A Trip is the state that the steps share.
+// A Trip is the state of a saga, which its steps share.
 type Trip struct {
 	Card  int // the limit of the card
 	Price int
 }
 
-// A world has the participants: airlines, a hotel and a bank. They store their books in a database
-// (here in the same file) and recognize each command by its ID.
+// A world has the participants of the sagas: airlines, a hotel and a bank. In this example, they store their bookings
+// in the same file as the sagas. They recognize a repeated command by its ID.
 type world struct{ db *sql.DB }
 
-// book applies a command once. If -crash names the command, the process then dies.
+// book adds a booking for the current command, unless the command has been applied already. If -crash names the
+// command, the process then dies.
 func (w world) book(ctx context.Context, what string, cents int) error {
 	return w.apply(ctx, what, cents, nil)
 }
 
-// charge charges the price, unless it exceeds the card's limit. Then the bank records that it has
-// declined the command, and no attempt that is still in flight charges the card.
+// charge charges the price, unless the price exceeds the card's limit. In that case, the bank records that it has
+// declined the command, so that no other attempt of the command, which may still be in flight, charges the card.
 func (w world) charge(ctx context.Context, t *Trip) error {
 	var declined error
 	if t.Price > t.Card {
@@ -70,7 +72,8 @@ func (w world) apply(ctx context.Context, what string, cents int, declined error
 	return err
 }
 
-// reserve returns a step with a price. If it is undone, refundPercent of the price is refunded.
+// reserve returns a step that books a service at a price. If the step is undone, refundPercent of the price is
+// refunded.
 func (w world) reserve(name string, cents, refundPercent int) saga.Step[Trip] {
 	return saga.Step[Trip]{
 		Name: name,
@@ -112,7 +115,7 @@ func main() {
 	check(err)
 
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to show a takeover soon
+		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, so that the program soon shows a takeover
 	})
 	runner.Observe(func(_ context.Context, e saga.Event) {
 		fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)

@@ -1,4 +1,4 @@
-// Package userspb is the service of the gRPC example.
+// Package userspb is the gRPC service of examples/grpc.
 package userspb
 
 // The .pb.go files are committed, so the example runs without protoc. To regenerate them:
