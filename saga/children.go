@@ -11,13 +11,13 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// errPending is the result of an attempt whose children have not ended yet. It is no failure and does not count as an
-// attempt.
+// errPending is the result of an attempt whose children have not ended yet. It is not a failure, and the attempt does
+// not count.
 type errPending struct{ children int }
 
 func (*errPending) Error() string { return "saga: children have not ended" }
 
-// A storeError is an error of the store. Because of it, an attempt does not know the status of its children.
+// A storeError is an error of the store. The attempt that returns it does not know the status of its children.
 type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
@@ -34,13 +34,13 @@ type family struct {
 	*attempt
 	r     *Runner
 	id    string   // the ID of the parent
-	name  string   // of the step
-	child *child   // of the step
+	name  string   // the name of the step
+	child *child   // the Child of the step
 	p     *program // the definition of the children
 }
 
-// attend is the Do and the Undo of a step with children. A failure of the store is no failure of the step, which reads
-// the children again. If a child does not exist, it was deleted, and the step fails.
+// attend is the Do and the Undo of a step with children. If the store fails, the step does not fail: it reads the
+// children again later. If a child does not exist, the child was deleted, and the step fails.
 func (h *hold) attend(t *attempt) error {
 	st := &h.p.steps[t.n]
 	p, err := st.child.program()
@@ -53,7 +53,7 @@ func (h *hold) attend(t *attempt) error {
 	case t.Op == OpUndo:
 		err = f.undo()
 		if errors.Is(err, ErrNotRegistered) && t.Command.Attempt == 1 && t.Refusals < defaultUndoAttempts {
-			err = &notBegun{err} // during a deployment, another runner may know the child and claim this saga
+			err = &notBegun{err} // during a deployment, another runner may know the child's definition
 		}
 	case again || t.children == 0:
 		err = f.start(again)
@@ -70,14 +70,14 @@ func (h *hold) attend(t *attempt) error {
 		return err
 	}
 	h.r.storeFailed(t.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
-	if again { // a failure, because the next attempt must start them
+	if again { // the attempt has failed, so the next attempt starts them
 		return errors.New("saga: not all children were started again: the store has failed")
 	}
 	return &errPending{t.children}
 }
 
-// start starts the children that have not been started. After an ActionRetry, it restarts the children that were
-// compensated or abandoned.
+// start starts the children that have not been started. If again is true, after an ActionRetry, it restarts the
+// children that were compensated or abandoned.
 func (f *family) start(again bool) error {
 	var started []childState
 	if again {
@@ -107,7 +107,7 @@ func (f *family) start(again bool) error {
 		}
 		data, err := f.p.encodeNew(states[i])
 		if err != nil {
-			return withoutEffect(err) // no child has started, or an earlier attempt is in doubt
+			return withoutEffect(err) // this attempt has started no child
 		}
 		req, err := startRequest(f.p, ChildID(f.id, f.name, n), data, f.carried)
 		if err != nil {
@@ -124,13 +124,14 @@ func (f *family) start(again bool) error {
 		case err != nil:
 			return ofStore(err)
 		case isNoChild(&rec):
-			return Permanent(participant.ErrUndone) // no later child has started either
+			return Permanent(participant.ErrUndone) // an Undo has prevented this child and all later children
 		}
 	}
-	return &errPending{len(states)} // recorded before an ActionRetry needs the number
+	return &errPending{len(states)} // the number is recorded, for a later ActionRetry
 }
 
-// finish passes the states of the children to end when all are completed.
+// finish passes the states of the children to end if all children are completed. It returns an error if the step has
+// failed.
 func (f *family) finish(canUndo bool) error {
 	list, err := f.look()
 	if err != nil {
@@ -161,8 +162,9 @@ func (f *family) finish(canUndo bool) error {
 	return f.child.end(f.s, states)
 }
 
-// undo turns the children back. While it is not known whether all have been started, the next child is recorded as
-// compensated: an owner that was cut off may still try to start it, and then finds that it has ended.
+// undo turns the children back. If it is not known how many children were started, undo records the first child that
+// does not exist as compensated. An owner that was cut off may still try to start that child, and then finds that the
+// child has ended.
 func (f *family) undo() error {
 	waits, unknown := false, error(nil)
 	turn := func(rec store.Record, err error) error {
@@ -201,7 +203,7 @@ func (f *family) undo() error {
 		if err := turn(rec, err); err != nil {
 			return err
 		}
-		last = isNoChild(&rec) // recorded now or by an earlier attempt
+		last = isNoChild(&rec) // the child was recorded by noChild, now or in an earlier attempt
 	}
 	if waits && unknown == nil {
 		return &errPending{f.children}
@@ -209,7 +211,7 @@ func (f *family) undo() error {
 	return unknown
 }
 
-// noChild returns the record of a child that must never start: it has turned back before its start.
+// noChild returns the request to record a child that must never start: it has turned back before its start.
 func (f *family) noChild(i int) store.StartRequest {
 	m := newMachine(f.p)
 	m.forestall(errParentBack)
@@ -222,18 +224,19 @@ func (f *family) noChild(i int) store.StartRequest {
 	}
 }
 
-// isNoChild reports whether a record was made by noChild: its log has only the first two entries. Every other
-// compensated saga has an entry for its turning back.
+// isNoChild reports whether the record is one of noChild: its log has only the two entries of noChild. Every other
+// compensated saga also has an entry for its turning back.
 func isNoChild(rec *store.Record) bool { return rec.Status == Compensated && rec.Seq == 2 }
 
 // A childState is a parent's view of a child.
 type childState struct {
 	store.ChildRecord
-	next int // the number in the ID with which the child would be restarted
+	next int // the n of the ChildID with which the child would be restarted
 }
 
-// look returns the children of a step whose number is known, in the order of their states. It returns the latest
-// restart of a child. The error is ErrNotFound if a child was deleted.
+// look returns the children of a step, in the order in which begin returned their states. The number of children must
+// be known. If a child was restarted, look returns only its latest restart. If a child was deleted, the error matches
+// ErrNotFound.
 func (f *family) look() (list []childState, err error) {
 	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.id, Step: f.name})
 	if err != nil {
@@ -257,8 +260,8 @@ func (f *family) look() (list []childState, err error) {
 	return list, nil
 }
 
-// notifyParent wakes the parent of a saga that has ended if the parent can continue: all children of the step have
-// ended, or this saga has failed. A saga that its parent turned back does not wake it.
+// notifyParent wakes the parent of a saga that has ended, if the parent can continue: if all children of the step have
+// ended, or if this saga has failed. A saga that its parent turned back has not failed.
 func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 	if rec.Parent == "" {
 		return
@@ -277,7 +280,8 @@ func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 			return
 		}
 	}
-	// The owner may have read the children already and may be about to park the parent. The store records the message.
+	// The parent's owner may already have read the children, and may be about to park the parent. So the store records
+	// that the parent was woken.
 	if _, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent}); err != nil {
 		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // the parent polls later nevertheless
 	}
@@ -309,7 +313,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 		})
 	}
 	if errors.Is(err, ErrNotAllowed) || status == Stuck && errors.Is(err, ErrNotRegistered) {
-		err = nil // the child has changed, or only an operator can resolve it
+		err = nil // the child's status has changed, or only an operator can resolve it
 	}
 	return status, err
 }

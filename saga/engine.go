@@ -16,20 +16,21 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Engine runs sagas durably. A [*Runner] is the engine on a [Store]. [Register] returns a typed [Handle] of an
-// engine.
+// An Engine runs sagas durably. A [*Runner] is the engine that keeps sagas in a [Store]. [Register] registers a
+// definition with an engine, and returns a [Handle] for it.
 //
 //	var _ saga.Engine = (*Engine)(nil)
 //
-// An engine keeps a [Snapshot] of each saga, and advances it with [Definition.Decide] only. It makes the calls that a
-// Decision requests with [Definition.Perform], in any process, and passes their answers, signals and operations to the
-// next Decide, until the saga has ended. [Run] and Runner are such loops.
+// An engine stores a [Snapshot] of each saga, and changes it only by calls to [Definition.Decide], which returns a
+// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. It passes the
+// answers of these calls, new signals and operations to the next Decide. It repeats this until the saga has ended.
 //
-// Package enginetest has the tests that an engine must pass. Before 1.0.0, a minor version may change the interface and
-// the types that only engines use.
+// Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change this
+// interface and the types that only engines use.
 type Engine interface {
-	// Register makes a definition known, so that its sagas run. It returns an error if another definition has its name
-	// and version, or if the engine lacks a feature that it needs. Registering a definition again changes nothing.
+	// Register registers a definition, so that the engine runs its sagas. It returns an error if another definition with
+	// the same name and version is registered, or if the engine lacks a feature that the definition needs. Registering the
+	// same definition again changes nothing.
 	Register(d *Definition) error
 	// Start starts a saga with an encoded state, or returns the saga that has the id. The error matches ErrExists if
 	// that saga is of another definition.
@@ -38,26 +39,26 @@ type Engine interface {
 	Get(ctx context.Context, id string) (*Instance, error)
 	// Wait returns the saga once it has ended or is stuck.
 	Wait(ctx context.Context, id string) (*Instance, error)
-	// Signal keeps the first payload of each name for the saga. The error matches ErrNotAllowed if the saga has turned
-	// back or ended without the signal, or does not await it.
+	// Signal records a signal for the saga. The engine keeps only the first payload of each name. The error matches
+	// ErrNotAllowed if the saga does not await the signal, or turned back or ended before the signal arrived.
 	Signal(ctx context.Context, id, name string, payload []byte) error
 	// Operate applies an operator's action. The error matches ErrNotAllowed if the saga does not allow it.
 	Operate(ctx context.Context, id string, op Operation) error
-	// List returns a page of the sagas that the filter selects, the latest first. next is the After of the following
-	// page, or "" if this is the last one.
+	// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After for the
+	// following page, or "" if this is the last page.
 	List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error)
 }
 
 // A TxEngine is an Engine whose sagas can start, and be signaled, in a transaction of their database.
 type TxEngine interface {
 	Engine
-	// StartTx is Start within tx: the saga exists if tx commits.
+	// StartTx is like Start, but starts the saga in tx: the saga exists if tx commits.
 	StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error
-	// SignalTx is Signal within tx.
+	// SignalTx is like Signal, but records the signal in tx.
 	SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error
 }
 
-// A Definition is a [Saga] without its type, as an [Engine] sees it. It is safe for concurrent use.
+// A Definition is a [Saga] without its type parameter, for use by an [Engine]. It is safe for concurrent use.
 type Definition struct{ p *program }
 
 // Define returns the definition of sg, or the error of its Validate.
@@ -75,12 +76,12 @@ func (d *Definition) Name() string { return d.p.name }
 // Version returns the Version of the saga.
 func (d *Definition) Version() int { return d.p.version }
 
-// Needs reports which features the definition needs of its engine: transactions for a DoTx or UndoTx, and sagas that
-// start other sagas.
+// Needs reports which features the definition needs of its engine. tx is true if a step has a DoTx or UndoTx, which
+// needs transactions. children is true if a step has a Child, which starts other sagas.
 func (d *Definition) Needs() (tx, children bool) { return d.p.needsTx, d.p.children }
 
 // Begin returns the snapshot of a new saga with an encoded state. It returns an error if the id is empty, longer than
-// 200 bytes, or not UTF-8, and if the state does not decode.
+// 200 bytes or not UTF-8, or if the state cannot be decoded.
 func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, error) {
 	if err := participant.CheckID(id); err != nil {
 		return Snapshot{}, err
@@ -97,14 +98,15 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 	return Snapshot{m}, nil
 }
 
-// Decide returns what to do next, given what has happened. It reads no clock, makes no calls and, apart from the
-// Codec, depends on nothing but its arguments. An engine that replays its history must record the Decision, because
-// a later version of this package may decide differently.
+// Decide returns the next actions for a saga. was is the latest snapshot of the saga, and in has the events since then.
+// Decide reads no clock and makes no calls. Apart from the Codec, its result depends only on its arguments. An engine
+// that replays its history must record each Decision, because a later version of this package may decide differently.
 //
-// An Operation with a Version moves a saga of another version to d. It must come alone, without Answers and Signals.
+// If in.Operation has a Version, it moves a saga of another version to d. Such an Input must have no Answers and no
+// Signals.
 //
-// The engine keeps the Decision's Snapshot before it makes the Calls. An Answer of a call that is not in progress is
-// ignored. The error means that the snapshot is not one of the definition.
+// The engine stores the Decision's Snapshot before it performs the Calls. An Answer to a call that is not in progress
+// is ignored. Decide returns an error if the snapshot does not match the definition.
 func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	if was.m == nil {
 		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
@@ -133,8 +135,9 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	return m.decide(&in), nil
 }
 
-// Perform makes a call that a Decision requested. If a step panics, the Answer has the panic as its error. A step with
-// a transaction or with children needs a [Runner]: its Answer has an error that matches ErrNoTx.
+// Perform performs a call that a Decision requested, and returns its answer. If the step panics, the Answer has an
+// error that reports the panic. A step with a transaction or with children needs a [Runner]: otherwise, its Answer has
+// an error that matches ErrNoTx.
 func (d *Definition) Perform(ctx context.Context, c Call) Answer {
 	if c.Saga != d.p.name || c.Version != d.p.version || d.p.index(c.Step) < 0 {
 		return c.Interrupted(fmt.Errorf("saga: step %s of %s version %d is not one of %s version %d",
@@ -145,7 +148,7 @@ func (d *Definition) Perform(ctx context.Context, c Call) Answer {
 	return t.answer
 }
 
-// Instance returns the saga of a snapshot. It returns an empty Instance for the zero Snapshot.
+// Instance returns the Instance that describes the saga of a snapshot. For the zero Snapshot, the Instance is empty.
 func (d *Definition) Instance(s Snapshot) *Instance {
 	if s.m == nil {
 		return &Instance{}
@@ -157,33 +160,33 @@ func (d *Definition) Instance(s Snapshot) *Instance {
 
 // An Input has the events of a saga since its last [Decision].
 type Input struct {
-	Now       time.Time         // the present time
-	Answers   []Answer          // of calls that have ended
-	Signals   map[string][]byte // new ones, by name
+	Now       time.Time         // the current time
+	Answers   []Answer          // the answers of calls that have ended
+	Signals   map[string][]byte // the payloads of new signals, by name
 	Operation *Operation        // an operator's action, such as ActionCancel, or nil
 
-	ended  error // of the ctx of Run, once that has ended
+	ended  error // the error of the ctx of Run if that ctx is done, or nil
 	runner runnerInput
 }
 
 // A runnerInput is the part of an [Input] that only a Runner has.
 type runnerInput struct {
-	// lease is the Runner's LeaseTTL. With it, a Decision that must be recorded has no Calls: they come with the
-	// next Decision, which is taken once this one is recorded. Zero means another engine.
+	// lease is the Runner's LeaseTTL, or zero for another engine. If lease is set and a Decision must be recorded, that
+	// Decision has no Calls. The next Decision, after the first one was recorded, has them.
 	lease time.Duration
-	idle  bool // begin no attempt and do not give the saga up
-	stops bool // the Runner stops: begin no attempt, and give the saga up once none is in progress
+	idle  bool // start no attempt and do not release the saga
+	stops bool // the Runner stops: start no attempt, and release the saga once none is in progress
 
-	takenFrom string  // the previous owner, if that crashed
-	look      bool    // look at children again now
-	cancel    *string // the note of a request to turn back that the store has accepted
-	revert    string  // why a parent turns this saga back after it has completed
-	doubt     bool    // attempts may be in progress that the snapshot does not have
+	takenFrom string  // the previous owner, if it crashed; otherwise ""
+	look      bool    // read the children again now
+	cancel    *string // the note of a recorded request to turn back, or nil
+	revert    string  // why a parent turns this completed saga back, or ""
+	doubt     bool    // attempts that are missing in the snapshot may be in progress
 	overdue   []overdue
-	stick     error // make the saga stuck
+	stick     error // the error because of which the saga is stuck, or nil
 }
 
-// An overdue attempt has not returned although its ctx ended a lease ago.
+// An overdue is an attempt that has not returned a LeaseTTL after its timeout.
 type overdue struct {
 	step    string
 	attempt int
@@ -191,31 +194,31 @@ type overdue struct {
 
 // A Decision has the next actions for a saga. It can be encoded as JSON.
 type Decision struct {
-	Snapshot   Snapshot  // the saga after the decision, to be kept before the Calls are made
-	Status     Status    // after the decision
-	Calls      []Call    // to make now
-	Stop       []string  // steps whose calls in progress are to be canceled
-	WakeAt     time.Time // when to decide again if nothing happens before; zero means never
+	Snapshot   Snapshot  // the saga after the decision; store it before the Calls are performed
+	Status     Status    // the saga's status after the decision
+	Calls      []Call    // the calls to perform now
+	Stop       []string  // the steps whose calls in progress must be canceled
+	WakeAt     time.Time // the time of the next Decide if nothing happens before; zero means never
 	Log        []Entry   // the new entries of the saga's log
-	NotAllowed string    // why Input.Operation was refused, or ""
-	// SignalsRefused has, by name, why new signals were not kept: the saga has turned back or ended without them, or
-	// has no step that awaits them.
+	NotAllowed string    // why Input.Operation is not allowed, or ""
+	// SignalsRefused has the new signals that were not recorded, by name, with the reason: no step awaits the signal, or
+	// the saga turned back or ended before the signal arrived.
 	SignalsRefused map[string]string
 
 	why      error         // the cause with which the calls in Stop are canceled
-	changed  bool          // it must be recorded before another attempt begins
-	deadline time.Time     // when the saga turns back for lack of time, or zero
-	release  bool          // a Runner gives the saga up
-	wakeIn   time.Duration // when the saga is then due again
-	answers  []Answer      // the Input's, as they were counted
+	changed  bool          // the decision must be recorded before another attempt starts
+	deadline time.Time     // when the saga turns back because of Saga.Timeout, or zero
+	release  bool          // a Runner releases the saga
+	wakeIn   time.Duration // the time after which a released saga is due again
+	answers  []Answer      // the answers of the Input, as they were counted
 }
 
-// A Snapshot is a saga between two decisions, without its log. It is opaque, and a later version of this package can
-// read it. It does not change: Decide returns another one.
+// A Snapshot has all data of a saga between two decisions, except its log. It is opaque, and can be read by later
+// versions of this package. A Snapshot never changes: Decide returns a new Snapshot.
 type Snapshot struct{ m *machine }
 
-// A snapshot is the JSON of a Snapshot. Fields may be added, and V is increased if a version of this package that does
-// not know them must not read it.
+// A snapshot is the JSON form of a Snapshot. A new field does not need a new V, unless older versions of this package,
+// which do not know the field, must not read the Snapshot.
 type snapshot struct {
 	V         int               `json:"v"`
 	ID        string            `json:"id"`
@@ -228,7 +231,7 @@ type snapshot struct {
 	Failures  int               `json:"failures,omitempty"`
 	LastError string            `json:"last_error,omitempty"`
 	Signals   map[string][]byte `json:"signals,omitempty"`
-	Calls     map[string][]byte `json:"calls,omitempty"` // in progress, with their copies of the state
+	Calls     map[string][]byte `json:"calls,omitempty"` // the calls in progress: the state that each step received
 	WishStep  string            `json:"wish_step,omitempty"`
 	Wish      string            `json:"wish,omitempty"`
 
@@ -302,20 +305,20 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 // A Call is an attempt of a step. It can be encoded as JSON.
 type Call struct {
 	Saga     string // the Name of the definition
-	Version  int    // of the definition
+	Version  int    // the Version of the definition
 	Step     string // the Name of the step
 	Op       Op
 	Command  Command
 	Refusals int               // consecutive refusals before this attempt
-	State    []byte            // encoded
-	Signals  map[string][]byte // by name
-	Timeout  time.Duration     // zero means none
+	State    []byte            // the saga's encoded state
+	Signals  map[string][]byte // the payloads of the saga's signals, by name
+	Timeout  time.Duration     // the maximum duration of the call; zero means no limit
 
 	last     bool   // no attempt follows if this one fails
-	detached bool   // the end of Run's ctx does not end the call
-	carried  string // see RunnerConfig.Inject
-	children int    // of the step, as far as is recorded
-	retried  bool   // start those children again that have failed
+	detached bool   // the call is not canceled if Run's ctx is canceled
+	carried  string // the text that RunnerConfig.Inject returned
+	children int    // the recorded number of the step's children
+	retried  bool   // start the failed children again
 }
 
 // An Answer is the result of a [Call]. It can be encoded as JSON.
@@ -324,32 +327,32 @@ type Answer struct {
 	Op         Op            // of the Call
 	Outcome    Outcome       // the result
 	Error      string        // the text of the error, or ""
-	Final      bool          // the step is not tried again
-	State      []byte        // nil if it has not changed
-	RetryAfter time.Duration // the pause before the next attempt, drawn from the error or from Backoff
+	Final      bool          // the step is not retried
+	State      []byte        // the encoded state after the call; nil if the state has not changed
+	RetryAfter time.Duration // the pause before the next attempt, from the error or from Backoff
 
-	err      error // the error whose text is Error; nil if only its text is known
-	ends     error // err with the end of the ctx of Run, because of which the saga turns back
-	refused  bool  // no call was made, although Outcome is OutcomeInterrupted
-	broken   error // a panic outside of the step: the saga is stuck
+	err      error // the error whose text is the field Error; nil if only the text is known
+	ends     error // err joined with the reason why Run's ctx is done, or nil; the saga turns back
+	refused  bool  // a policy refused the call, even if Outcome is OutcomeInterrupted
+	broken   error // a panic outside the step, such as in a Codec; the saga is stuck
 	waits    bool  // the children of the step have not ended
-	children int   // how many the step has started
+	children int   // the number of children that the step has started
 
 	at      time.Time     // when the call ended; zero means Input.Now
 	attempt int           // the number of the call's attempt
-	took    time.Duration // how long the call took
+	took    time.Duration // the duration of the call
 	stalled int           // the number of attempts or refusals that EventStalled reports, or zero
 }
 
-// Interrupted returns the answer of a call that the engine has lost, because its process died for example. It does not
-// count as an attempt; the step may have taken effect.
+// Interrupted returns the answer of a call whose result the engine has lost, for example because a process died. The
+// call does not count as an attempt, but the step may have taken effect.
 func (c Call) Interrupted(err error) Answer {
 	return Answer{
 		Step: c.Step, Op: c.Op, Outcome: OutcomeInterrupted, Error: storable(err.Error()), RetryAfter: leastPause, err: err,
 	}
 }
 
-// cause returns the error of an attempt. Of an answer that was JSON, it is the text.
+// cause returns the error of an attempt. If the answer was decoded from JSON, only the text of the error is known.
 func (a *Answer) cause() error {
 	if a.err != nil || a.Error == "" || a.Outcome == OutcomeDone {
 		return a.err
@@ -364,8 +367,8 @@ func (a *Answer) cause() error {
 	return err
 }
 
-// decide changes the machine according to what has happened, and returns what to do next. It is the only driver of a
-// saga: Run, Runner and Operate perform what it returns.
+// decide changes the machine according to the events in in, and returns the next actions. All changes to a saga go
+// through decide: Run, Runner and Operate only perform what it returns.
 func (m *machine) decide(in *Input) (d Decision) {
 	engine := in.runner.lease == 0 && !m.quiet
 	if (m.changed || in.runner.lease == 0) && !m.keepLog {
@@ -421,7 +424,7 @@ func (m *machine) decide(in *Input) (d Decision) {
 	return d
 }
 
-// number completes the entries of an engine that has no store to do it.
+// number sets the Seq, Epoch and At of log entries, for an engine that has no store to do so.
 func (m *machine) number(log []Entry) {
 	for i := range log {
 		m.Seq++
@@ -432,8 +435,9 @@ func (m *machine) number(log []Entry) {
 	}
 }
 
-// learn adds signals to those that are known, the first of each name, and returns why it does not. If they are stored,
-// they were admitted when they were sent. The map may belong to an earlier machine or to a Call.
+// learn adds new signals to the known signals. It keeps only the first signal of each name. It returns, by name, the
+// reasons why it did not add a signal. Signals from a store are always added, because they were admitted when they were
+// sent. learn does not modify the map m.signals, which may belong to an earlier machine or to a Call.
 func (m *machine) learn(signals map[string][]byte, stored bool) (refused map[string]string) {
 	if signals == nil {
 		return nil
@@ -459,7 +463,7 @@ func (m *machine) learn(signals map[string][]byte, stored bool) (refused map[str
 	return refused
 }
 
-// resume applies what a Runner finds out when it claims a saga.
+// resume applies the facts that a Runner finds out when it claims a saga.
 func (m *machine) resume(in *Input) {
 	if in.runner.look {
 		m.takeAway()
@@ -468,7 +472,7 @@ func (m *machine) resume(in *Input) {
 	if in.runner.takenFrom != "" {
 		m.takeOver(in.runner.takenFrom)
 		if in.runner.stick != nil {
-			m.Takeovers = max(m.Takeovers, 1) // even if this runner lost the saga itself: load must know
+			m.Takeovers = max(m.Takeovers, 1) // 0 if this runner itself lost the saga, but load needs 1 or more
 		}
 	}
 	if in.runner.revert != "" {
@@ -482,8 +486,8 @@ func (m *machine) resume(in *Input) {
 	}
 }
 
-// take applies the answer of an attempt, and returns it as it was counted. An answer of no attempt in progress has
-// come twice or too late, and is ignored.
+// take applies the answer of an attempt, and returns the answer as it was counted. If the attempt is not in progress,
+// the answer has come twice or too late, and is ignored.
 func (m *machine) take(a Answer, in *Input) Answer {
 	i := m.index(a.Step)
 	if i < 0 || !m.work[i].busy || m.op(i) != a.Op {
@@ -491,7 +495,7 @@ func (m *machine) take(a Answer, in *Input) Answer {
 	}
 	m.returned(i)
 	if err := m.merge(i, a.State); err != nil {
-		// The attempt may run again, on the state that the other one has left.
+		// The attempt may be retried with the current state, which has the changes of the other attempt.
 		if cause := a.cause(); cause != nil {
 			err = fmt.Errorf("%w; %w", cause, err)
 		}
@@ -524,13 +528,13 @@ func (m *machine) take(a Answer, in *Input) Answer {
 	return a
 }
 
-// index returns the number of a step, or -1.
+// index returns the index of a step, or -1.
 func (m *machine) index(step string) int {
 	return slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
 }
 
-// merge merges an attempt's state into that of the saga. Steps that run in parallel each have a copy of the state; if
-// two of them have changed the same field, the later one fails.
+// merge merges the state after an attempt into the state of the saga. Steps that run in parallel each have a copy of
+// the state. If two of them have changed the same field, the step that ends later fails.
 func (m *machine) merge(i int, state []byte) error {
 	if state == nil || bytes.Equal(state, m.State) {
 		return nil
@@ -545,7 +549,8 @@ func (m *machine) merge(i int, state []byte) error {
 	return nil
 }
 
-// operateAs applies an operation that makes target the definition of the saga. The next decision continues its log.
+// operateAs applies an operation that makes target the definition of the saga. The next decision appends to the log
+// entries of this operation.
 func (m *machine) operateAs(target *program, op *Operation) error {
 	m.log, m.changed = nil, false
 	if err := m.operate(op, target); err != nil {
@@ -555,7 +560,8 @@ func (m *machine) operateAs(target *program, op *Operation) error {
 	return nil
 }
 
-// operate applies an operator's action, or returns why it is not allowed. target is the definition of op.Version.
+// operate applies an operator's action, or returns the reason why it is not allowed. target is the definition of
+// version op.Version.
 func (m *machine) operate(op *Operation, target *program) (err error) {
 	if m.Status.Ended() {
 		return fmt.Errorf("it is %s", m.Status)
@@ -586,7 +592,7 @@ func (m *machine) operate(op *Operation, target *program) (err error) {
 		}
 		m.cancel(op.Note)
 		return nil
-	case ActionAbandon: // which replaces nothing
+	case ActionAbandon: // State and Version are not set: replace does not allow them
 		m.Status, m.LastError = Abandoned, storable(op.Note)
 		m.note(store.Entry{Kind: EventAbandoned, Error: op.Note})
 		return nil
@@ -607,7 +613,8 @@ func (m *machine) operate(op *Operation, target *program) (err error) {
 	return err
 }
 
-// calls begins the attempts that may begin. Of the steps with a transaction, one at a time begins.
+// calls starts the attempts that may start, and returns their Calls. At most one attempt with a transaction is in
+// progress.
 func (m *machine) calls(now time.Time) (calls []Call) {
 	if !m.going() {
 		return nil
@@ -637,7 +644,7 @@ func (m *machine) hasTx(i int) bool {
 	return tx != nil
 }
 
-// call begins an attempt of a step and returns its Call.
+// call starts an attempt of a step, and returns its Call.
 func (m *machine) call(i int) Call {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	c := Call{
@@ -650,7 +657,7 @@ func (m *machine) call(i int) Call {
 		limit = d.undoAttempts
 	}
 	c.last = limit > 0 && c.Command.Attempt >= limit && !m.pivotDone() && !m.pivotMayHaveActed(i)
-	// A step that has children waits for them, unless it has failed since.
+	// A step that has started children usually waits for them. If it does not wait, it has failed and is being retried.
 	c.retried = st.Children > 0 && st.WaitingSince.IsZero()
 	c.detached = c.Op == OpUndo || m.pivotDone()
 	if m.ID != "" {
@@ -662,7 +669,7 @@ func (m *machine) call(i int) Call {
 	return c
 }
 
-// rest decides which attempts in progress are to end, and when to decide again.
+// rest sets which attempts in progress must be canceled, and when to decide again.
 func (m *machine) rest(in *Input, d *Decision) {
 	now := in.Now
 	_, d.why = m.turning(now)
@@ -678,7 +685,7 @@ func (m *machine) rest(in *Input, d *Decision) {
 	at, waits := m.wake(now, !m.quiet)
 	switch {
 	case in.runner.stops:
-		d.WakeAt = d.deadline // no attempt begins any more
+		d.WakeAt = d.deadline // only the deadline matters, since no attempt starts any more
 	case waits:
 		d.WakeAt = at
 	}
@@ -687,7 +694,7 @@ func (m *machine) rest(in *Input, d *Decision) {
 	}
 	switch {
 	case in.ended != nil && waits && !m.TurnedBack && (m.pivotDone() || m.pivotAwaitsAnswer()):
-		m.stick(m.late(in.ended)) // no attempt begins before it is time
+		m.stick(m.late(in.ended)) // the saga must not wait for its next attempt, because ctx is done
 	case m.quiet && !waits:
 		m.stick("", errNothing)
 	}

@@ -25,16 +25,16 @@ type attempt struct {
 	n int    // the index of the step
 
 	ctx    context.Context
-	cancel context.CancelCauseFunc // ends ctx, and with it tx
-	tx     *sql.Tx                 // open after a DoTx or UndoTx that has succeeded
+	cancel context.CancelCauseFunc // cancels ctx, which also rolls tx back
+	tx     *sql.Tx                 // the open transaction after a DoTx or UndoTx that has succeeded
 	answer Answer
-	hangs  *time.Timer // nil if the attempt has no timeout
+	hangs  *time.Timer // fires if the attempt does not return; nil if it has no timeout
 
-	panicked *panicked // of a parallel step under Run
+	panicked *panicked // the panic of a parallel step under Run, or nil
 }
 
-// perform calls the step. It fills in t.answer even if the step does not return: if it calls runtime.Goexit, or
-// panics under Run, where the panic passes through.
+// perform calls the step and sets t.answer. It sets t.answer even if the step does not return: if the step calls
+// runtime.Goexit, or panics under Run, where the panic passes through.
 func (t *attempt) perform(ctx context.Context) {
 	inRun, end := t.r != nil, context.CancelFunc(func() {})
 	t.n = t.p.index(t.Step)
@@ -94,7 +94,7 @@ func (t *attempt) settle(err error, panicked any) error {
 	if t.s != nil && (isTx == nil || err == nil) {
 		err = t.keep(err)
 	}
-	t.answer.waits = t.answer.waits && err == nil // begin must not change the state
+	t.answer.waits = t.answer.waits && err == nil // keep fails if begin left a state that cannot be encoded
 	if err != nil && t.tx != nil {
 		if endedItself(t.ctx, t.tx.Rollback()) {
 			err = Permanent(fmt.Errorf("%w: %w", errTxEnded, err))
@@ -119,8 +119,8 @@ func (t *attempt) keep(err error) error {
 	return err
 }
 
-// guard calls a function of the user's that is no step: a Codec, a Backoff or a method of an error. Its panic would end
-// the process, and then each that takes the saga over, so it makes the saga stuck instead.
+// guard calls a function of the program that is not a step: a Codec, a Backoff or a method of an error. If it panics,
+// the saga is stuck. Otherwise the panic would crash the process, and then each process that takes the saga over.
 func (t *attempt) guard(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -191,7 +191,7 @@ func (t *attempt) call() (err error) {
 	}
 	begin := t.ctx
 	if t.Command.Attempt+t.Refusals > 1 {
-		begin = sqltx.Anew(t.ctx) // otherwise each attempt may meet a server that no longer accepts writes
+		begin = sqltx.Anew(t.ctx) // a new connection: the server of the old one may reject writes
 	}
 	if t.tx, err = t.h.r.tx.Begin(begin); err != nil {
 		t.tx = nil
@@ -200,8 +200,9 @@ func (t *attempt) call() (err error) {
 	return doTx(t.ctx, t.tx, t.s)
 }
 
-// A notBegun is the error of an attempt without a transaction, or without the definition of a child. It is a refusal,
-// because nothing was called: otherwise a database that restarts would use up the Attempts, and turn its sagas back.
+// A notBegun is the error of an attempt that could not start a transaction, or that lacks the definition of a child. It
+// is a refusal, because no function of the step was called. Otherwise a restart of the database would use up the
+// Attempts of steps, and turn their sagas back.
 type notBegun struct{ error }
 
 func (e *notBegun) Unwrap() error { return e.error }
@@ -211,11 +212,11 @@ func (*notBegun) Refused() bool   { return true }
 // zero.
 const leastPause = 10 * time.Millisecond
 
-// longestAsked is the longest accepted RetryAfter, unless the Backoff is longer. If a server requested ten years, in a
-// wrong unit, the saga would run for that time without a report.
+// longestAsked is the maximum RetryAfter of an error; a longer one is shortened to it. Otherwise, if a server requested
+// a wait of ten years because of a wrong unit, the saga would wait silently for ten years.
 const longestAsked = time.Hour
 
-// pauseAfter returns the wait after a failed attempt whose error has the RetryAfter after.
+// pauseAfter returns the wait after a failed attempt. after is the RetryAfter of the attempt's error.
 func pauseAfter(st *step, attempt int, after time.Duration) time.Duration {
 	d := st.backoff(attempt)
 	if after = min(after, longestAsked); after > d {

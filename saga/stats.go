@@ -14,22 +14,22 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Stats are the metrics of one [Runner]. Describe has more, by definition.
+// Stats are the metrics of one [Runner]. [Runner.Describe] has more metrics, for each definition.
 type Stats struct {
 	Held     int64 `gauge:"held"`      // sagas that the runner holds
 	InFlight int64 `gauge:"in_flight"` // attempts in progress
 
-	// These count since NewRunner.
-	Claimed     int64 `counter:"claims{from=released}"` // claims of sagas that no runner held
-	TakenOver   int64 `counter:"claims{from=crashed}"`  // claims from an owner that had not released the saga
-	Lost        int64 `counter:"losses"`                // see EventLost
-	Stalled     int64 `counter:"stalls"`                // see EventStalled
-	Commits     int64 `counter:"commits"`               // writes of a held saga; one may record several results
-	Deleted     int64 `counter:"deletions"`             // see RunnerConfig.Retention
+	// The following fields are counters that start at zero in NewRunner.
+	Claimed     int64 `counter:"claims{from=released}"` // claims of due sagas that no runner held
+	TakenOver   int64 `counter:"claims{from=crashed}"`  // claims of sagas that the previous owner had not released
+	Lost        int64 `counter:"losses"`                // sagas that the runner lost; see EventLost
+	Stalled     int64 `counter:"stalls"`                // the number of EventStalled
+	Commits     int64 `counter:"commits"`               // writes of held sagas; one write may record several results
+	Deleted     int64 `counter:"deletions"`             // ended sagas that were deleted; see RunnerConfig.Retention
 	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 }
 
-// A Count has the numbers of the sagas of a definition that have not ended, for all its versions together. A number of
+// A Count has the numbers of a definition's sagas that have not ended, for all its versions together. A number of
 // 10,000 means 10,000 or more.
 type Count struct {
 	Saga         string // the Name of the definition
@@ -38,7 +38,7 @@ type Count struct {
 	Stuck        int    // sagas that are Stuck
 
 	Due    int           // running or compensating sagas that a runner may claim
-	DueFor time.Duration // the time for which the first of these has been due
+	DueFor time.Duration // the time for which the first of the due sagas has been due
 }
 
 // Stats returns the metrics of this runner.
@@ -70,13 +70,14 @@ func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err
 // counters are the metrics of a runner and the numbers that it last read from the store.
 type counters struct {
 	mu     sync.Mutex
-	total  Stats                       // without Held
-	sagas  map[string]map[string]int64 // by the name of a registered definition and the label of a metric
+	total  Stats                       // the Stats of the runner, without Held
+	sagas  map[string]map[string]int64 // metrics by definition and label, such as "status=started"
 	warned time.Time                   // when a failure of the store was last logged
 
-	// The numbers in the store, by name, of all definitions that are registered or were found in the store. A
-	// definition without sagas has zeros, even before the store has answered: an alert would keep the last value of a
-	// metric that disappears, and miss a metric that appears late.
+	// The numbers of the sagas in the store, by the name of the definition. They include all definitions that are
+	// registered or were found in the store. A definition without sagas has zeros, even before the first query of the
+	// store has returned. Otherwise alerts would keep the last value of a metric that disappears, and miss a metric that
+	// appears late.
 	stored  map[string]Count
 	looked  time.Time // when the latest query of the store started
 	looking bool
@@ -121,11 +122,11 @@ func (c *counters) warn() bool {
 
 const (
 	lookEvery = 5 * time.Second // the interval between queries of the numbers in the store
-	lookKept  = 5 * time.Minute // the age at which unread numbers are dropped, since they would mislead
+	lookKept  = 5 * time.Minute // the age at which the numbers of the last query are too old to be returned
 )
 
-// stored returns the numbers of the sagas in the store from the last query, by name. It does not wait: the next query
-// runs in the background.
+// stored returns the numbers of the sagas in the store from the last query, sorted by the name of the definition. It
+// does not wait for a query: if the numbers are old, it starts a query in the background.
 func (r *Runner) stored() []Count {
 	f := &r.counters
 	f.mu.Lock()
@@ -169,15 +170,18 @@ func (c *counters) store(counts []Count) {
 
 // Describe implements [policy.Describer].
 //
-// Its metrics are the [Stats], and for each definition saga.sagas by status, saga.step.attempts by outcome, and the
-// numbers of the sagas in the store: saga.stored, saga.due and saga.due.age_seconds. The numbers in the store are those
-// of all runners, and some seconds old, so a sum over runners would be wrong.
+// Its metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
+// metrics saga.stored, saga.due and saga.due.age_seconds count the sagas in the store, which all runners share. Do not
+// add them up over several runners. They are some seconds old.
 //
-// Its health queries the store. It fails if the store does not answer ("store_down"), or if the runner's latest claim
-// or heartbeat failed ("store_fails"). It fails if sagas are stuck ("stuck"), or if a step of a saga that the runner
-// holds does not return ("stalled", see [EventStalled]). It warns if the runner has met sagas that it cannot read
-// ("unreadable", see [Saga].Version), or if a saga has been due for 1 minute and no runner has claimed it
-// ("overdue").
+// Its health check queries the store. The health has one of these states:
+//
+//   - "store_down": it fails, because the store does not answer
+//   - "store_fails": it fails, because the runner's latest claim or heartbeat failed
+//   - "stuck": it fails, because sagas are stuck
+//   - "stalled": it fails, because a step of a saga that the runner holds does not return; see [EventStalled]
+//   - "overdue": it warns, because a saga has been due for 1 minute and no runner has claimed it
+//   - "unreadable": it warns, because the runner has found sagas that it cannot read; see [Saga].Version
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
@@ -261,7 +265,7 @@ func (r *Runner) health(ctx context.Context) policy.Health {
 	return h
 }
 
-// hungSteps returns the steps of sagas held here that do not return, in words.
+// hungSteps returns a text for each step that does not return, of the sagas that this runner holds.
 func (r *Runner) hungSteps() (steps []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -300,7 +304,7 @@ func healthOf(counts []Count) policy.Health {
 	return h
 }
 
-// number returns the text for a number of sagas. The limit means that many or more.
+// number returns the text for a number of sagas. A number of store.CountLimit means that many sagas or more.
 func number(n int) string {
 	switch {
 	case n >= store.CountLimit:

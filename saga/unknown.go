@@ -15,10 +15,10 @@ import (
 // keepUnknown returns now, the JSON of a value of type t, with those fields of was that t does not have. was is the
 // JSON from which the value was decoded before it changed.
 //
-// Objects correspond if they are the same field of a struct, or have the same key in a map. An element of a slice
-// corresponds to the one from which it was decoded, if it has not changed since, wherever it is now. If the slice has
-// not become shorter, an element that has changed corresponds to the one at its index. Types that marshal or unmarshal
-// themselves are opaque.
+// An object in now receives the unknown fields of the corresponding object in was. Two objects correspond if they are
+// the same field of a struct, or have the same key in a map. If an element of a slice has not changed, it corresponds
+// to the element from which it was decoded, even if it was moved. If it has changed, it corresponds to the old element
+// at the same index, unless the slice has become shorter. Types that marshal or unmarshal themselves are opaque.
 func keepUnknown(t reflect.Type, now, was json.RawMessage) json.RawMessage {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -66,7 +66,7 @@ func keepInStruct(t reflect.Type, now, was json.RawMessage) json.RawMessage {
 			list[i].value = keepUnknown(fields[name], list[i].value, m.value)
 			continue
 		}
-		// A struct that is omitted because the fields that t knows are zero still has the others.
+		// The struct may be omitted because all fields that t knows are zero. It may still have unknown fields.
 		if ft := fields[name]; ft.Kind() == reflect.Struct && !isOpaque(ft) {
 			if kept := keepInStruct(ft, json.RawMessage("{}"), m.value); string(kept) != "{}" {
 				list = append(list, member{name, kept})
@@ -79,7 +79,7 @@ func keepInStruct(t reflect.Type, now, was json.RawMessage) json.RawMessage {
 	return object(list)
 }
 
-// knownAs returns the name of the field into which package json decodes a member. An exact match comes first.
+// knownAs returns the name of the field into which package json decodes a member. An exact match has priority.
 func knownAs(fields map[string]reflect.Type, name string) (field string, known bool) {
 	if _, known = fields[name]; known {
 		return name, true
@@ -116,7 +116,7 @@ func keepInSlice(elem reflect.Type, now, was json.RawMessage) json.RawMessage {
 		return now
 	}
 	from, taken := make([]int, len(list)), make([]bool, len(old))
-	places := make(map[string][]int, len(old)) // of the elements of old, by what this program writes of them
+	places := make(map[string][]int, len(old)) // indices in old, by the JSON that this program writes for the element
 	for i, v := range old {
 		written := rewritten(elem, v)
 		if i < len(list) && written == string(list[i]) {
@@ -141,7 +141,7 @@ func keepInSlice(elem reflect.Type, now, was json.RawMessage) json.RawMessage {
 	return slices.Concat([]byte{'['}, bytes.Join(toBytes(list), []byte{','}), []byte{']'})
 }
 
-// rewritten returns the JSON that this program writes after it has decoded data as a value of type t.
+// rewritten returns the JSON that this program writes for data, after it has decoded data as a value of type t.
 func rewritten(t reflect.Type, data json.RawMessage) string {
 	v := reflect.New(t)
 	if json.Unmarshal(data, v.Interface()) != nil {
@@ -253,8 +253,8 @@ func eachJSONField(
 	return true
 }
 
-// isTagName reports whether package json takes s in a tag for a name. Otherwise the field has the name that it has
-// in Go.
+// isTagName reports whether package json accepts s, from a tag, as the name of a field. Otherwise package json uses the
+// name of the field in Go.
 func isTagName(s string) bool {
 	return !strings.ContainsFunc(s, func(c rune) bool {
 		return !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c)

@@ -11,21 +11,23 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// unreadableFor is how long no process may be able to read a saga before it is stuck. A deployment may take hours, with
-// a few processes of the build that can read the saga, which then claim it rarely.
+// unreadableFor is the time after which a saga that no process can read is stuck. It is long because a deployment may
+// take hours. During that time, only a few processes may have the build that can read the saga, so they claim it
+// rarely.
 const unreadableFor = 24 * time.Hour
 
-// maxUnread bounds the sagas that a runner remembers for Health.
+// maxUnread is the maximum number of unreadable sagas that a runner remembers for its health check.
 const maxUnread = 10_000
 
-// An unreadable saga has a record that is not one of the definition, because another build of the program or of this
-// package has written it.
+// An unreadable is a saga whose record does not match its definition, because another build of the program or another
+// version of this package wrote the record.
 type unreadable struct {
 	why  error
-	seen time.Time // by the local clock
+	seen time.Time // the latest time, by the local clock, at which the runner claimed the saga
 }
 
-// noteReadable notes whether a claimed saga can be read, and reports one that cannot, once.
+// noteReadable records whether a claimed saga can be read: err is nil if it can. It notifies the observers once of a
+// saga that cannot be read.
 func (r *Runner) noteReadable(rec *store.Record, err error) {
 	r.mu.Lock()
 	_, known := r.unread[rec.ID]
@@ -41,8 +43,8 @@ func (r *Runner) noteReadable(rec *store.Record, err error) {
 	}
 }
 
-// unreadSagas returns how many sagas this runner has met lately that it cannot read, and one of them. A saga that it
-// has not met again is one that another process has read.
+// unreadSagas returns the number of sagas that this runner has recently claimed and could not read, and one of them. A
+// saga that the runner has not claimed again since then was read by another process.
 func (r *Runner) unreadSagas() (n int, id string, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,19 +61,19 @@ func (r *Runner) unreadSagas() (n int, id string, why error) {
 	return n, id, why
 }
 
-// longestUnread is the longest pause, without its jitter, before a saga that could not be read is claimed again.
+// longestUnread is the maximum pause, without its jitter, before a saga that could not be read is claimed again.
 func (r *Runner) longestUnread() time.Duration { return 20 * r.cfg.LeaseTTL }
 
-// unreadPause returns the pause before a saga is claimed again that nobody has read for age. The jitter lets another
-// runner claim it, although runners may ask the store in the same order each time.
+// unreadPause returns the pause before a saga is claimed again that no process has read for the time age. The jitter
+// lets another runner claim the saga, even if the runners query the store in the same order each time.
 func (r *Runner) unreadPause(age time.Duration) time.Duration {
 	d := max(r.cfg.LeaseTTL, min(age/16, r.longestUnread()))
 	return d + r.chance(d)
 }
 
-// leaveToOthers writes back a saga that cannot be read here, so that another build of the program may claim it. It
-// reports false if none has read it for long, or if the record cannot be marked. In the record, it marks since when it
-// is unread, and whether an owner had crashed.
+// leaveToOthers releases a saga that this program cannot read, so that another build of the program may claim it. It
+// returns false if no process has read the saga for unreadableFor, or if the record cannot be marked. The mark in the
+// record has the time since which the saga is unread, and whether an owner has crashed.
 func (h *hold) leaveToOthers(why error) bool {
 	var mark struct {
 		Unread time.Time `json:"unread"`
@@ -81,7 +83,7 @@ func (h *hold) leaveToOthers(why error) bool {
 	if !isObject {
 		return false
 	}
-	_ = json.Unmarshal(h.rec.Progress, &mark) // if its fields have other types, it was not this package that wrote them
+	_ = json.Unmarshal(h.rec.Progress, &mark) // fields of other types were not written by this package
 	if mark.Unread.IsZero() {
 		mark.Unread = h.rec.Now
 	}
@@ -111,8 +113,8 @@ func (h *hold) leaveToOthers(why error) bool {
 	return true
 }
 
-// survey finds the sagas that wait and that this build of the program cannot read, once. They would be met only when
-// their wait ends, long after the deployment. They are made due, so that a runner tries them.
+// survey finds, once, the waiting sagas that this build of the program cannot read, and makes them due, so that a
+// runner tries to read them. Otherwise a runner would claim them only when their wait ends, long after the deployment.
 func (r *Runner) survey(ctx context.Context) {
 	r.mu.Lock()
 	names := make(map[string]bool)
@@ -141,7 +143,8 @@ func (r *Runner) survey(ctx context.Context) {
 	}
 }
 
-// wakeUnreadable makes those sagas of a page due that wait, that this build cannot read, and that none has met yet.
+// wakeUnreadable makes those sagas in recs due that wait and that this build cannot read. It omits sagas that a runner
+// has already found unreadable.
 func (r *Runner) wakeUnreadable(ctx context.Context, recs []store.Record) error {
 	woken := false
 	for i := range recs {
@@ -168,7 +171,7 @@ func (r *Runner) wakeUnreadable(ctx context.Context, recs []store.Record) error 
 	return nil
 }
 
-// pause waits for d, or until ctx ends.
+// pause waits for d, or until ctx is done.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
