@@ -11,33 +11,33 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A machine is a saga between two decisions. Its methods are the rules by which a saga changes, and decide applies
-// them. They call nothing, read no clock, take no lock and write nothing.
+// A machine is the state of a saga between two decisions. Its methods are the rules by which a saga changes; decide
+// calls them. They call no step and no store, read no clock and take no lock.
 type machine struct {
 	Instance // the stored part, on which decisions are based
 
 	p     *program
-	quiet bool // no log is kept, since Run records nothing
+	quiet bool // there is no log, since Run records nothing
 
-	keepLog bool // the next decision continues the log
+	keepLog bool // the next decision appends to log
 
 	cause    error             // the error whose text is Cause
-	wish     error             // why the saga must turn back, at wishStep; the first cause remains
-	wishStep string            // "" for none
-	signals  map[string][]byte // by name; nil until they are read; the map is never modified
+	wish     error             // the first reason for which the saga must turn back, or nil
+	wishStep string            // the step at which wish occurred, or ""
+	signals  map[string][]byte // payloads by name; nil until they are read; the map is never modified
 
-	work  []work // by step
+	work  []work // the attempts, by the index of the step
 	at    int    // the index of the first incomplete group
 	moved bool   // progress was made, so advance sets since
 
-	log     []store.Entry // entries since the last decision that changed something
+	log     []store.Entry // the log entries that are not recorded yet
 	changed bool          // the decision must be recorded before another attempt starts
 }
 
-// work is the attempt of a step.
+// A work describes the current or the latest attempt of a step.
 type work struct {
 	busy bool   // the attempt is in progress
-	base []byte // the attempt's initial state, unless the steps are a chain
+	base []byte // the attempt's initial state; nil if no steps run in parallel
 	err  error  // the error of the latest attempt; nil if only its text is known
 }
 
@@ -60,7 +60,8 @@ func load(p *program, rec *store.Record) (*machine, error) {
 	if mismatch := m.bind(p); err == nil {
 		err = mismatch
 	}
-	// A runner that could not read the record left it as its owner had, who may have died in a step.
+	// The previous owner crashed, perhaps during a step. The record may not show that, since a runner that could not read
+	// it has left its steps unchanged.
 	if m.orphan || m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true)
 	}
@@ -70,14 +71,14 @@ func load(p *program, rec *store.Record) (*machine, error) {
 	return m, err
 }
 
-// stepStatuses are those that this version of the package knows.
+// stepStatuses are the statuses that this version of the package knows.
 var stepStatuses = []StepStatus{
 	StepIdle, StepWaiting, StepStarted, StepDone, StepNoEffect, StepFailed, StepUndoing, StepUndone, StepUndoFailed,
 	StepSkipped,
 }
 
-// bind makes p the definition of the machine. It returns an error if the steps or the pivot differ; steps that
-// differ are replaced by those of p, of which none has begun.
+// bind makes p the definition of the machine. It returns an error if the steps or the pivot differ, or if a step has an
+// unknown status. If the steps differ, the machine gets the steps of p, none of which has started.
 func (m *machine) bind(p *program) (err error) {
 	begins, pivot := newMachine(p).Steps, m.pivot
 	for _, st := range m.Steps {
@@ -98,7 +99,8 @@ func (m *machine) bind(p *program) (err error) {
 	return err
 }
 
-// loadAny returns the machine of a record whose definition need not be known: it is to be moved to another one.
+// loadAny returns the machine of a record that will be moved to another definition. The record's own definition need
+// not be known.
 func loadAny(rec *store.Record) (*machine, error) {
 	in, err := decode(rec)
 	m := &machine{p: &program{pivot: -1}, Instance: *in, cause: reason(in.Cause), work: make([]work, len(in.Steps))}
@@ -122,7 +124,7 @@ func (m *machine) commit() store.CommitRequest {
 // going reports whether the saga is running or compensating.
 func (m *machine) going() bool { return m.Status == Running || m.Status == Compensating }
 
-// note logs an entry, which must be recorded before another attempt starts.
+// note adds an entry to the log. The entry must be recorded before another attempt starts.
 func (m *machine) note(e store.Entry) {
 	m.changed = true
 	if !m.quiet {
@@ -138,18 +140,18 @@ func (m *machine) set(i int, s StepStatus) {
 	m.changed, m.moved = true, true
 }
 
-// Questions.
+// Queries.
 
-// complete reports whether a step needs nothing more while the saga goes forward.
+// complete reports whether a step with the status needs no more work while the saga goes forward.
 func complete(s StepStatus) bool { return s == StepDone || s == StepSkipped }
 
-// failedForGood reports whether a step failed permanently, forward or while compensating: it turns the saga back or
-// needs an operator.
+// failedForGood reports whether a step with the status has failed permanently, in its Do or its Undo. Such a step turns
+// the saga back or needs an operator.
 func failedForGood(s StepStatus) bool {
 	return s == StepFailed || s == StepNoEffect || s == StepUndoFailed
 }
 
-// undoable reports whether a step of a compensating saga must still be undone.
+// undoable reports whether a step with the status must still be undone in a compensating saga.
 func undoable(s StepStatus) bool {
 	return s == StepStarted || s == StepDone || s == StepFailed || s == StepUndoing || s == StepUndoFailed
 }
@@ -166,8 +168,8 @@ func skippable(s StepStatus) bool {
 // isFinalPivot reports whether a step is the pivot and has no Undo.
 func (m *machine) isFinalPivot(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
 
-// pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. The saga cannot turn
-// back before the outcome is known.
+// pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. If so, the saga cannot
+// turn back before the outcome of the pivot is known.
 func (m *machine) pivotMayHaveActed(i int) bool {
 	return m.isFinalPivot(i) && (m.Steps[i].MaybeApplied || m.work[i].busy)
 }
@@ -207,8 +209,9 @@ func (m *machine) turns(now time.Time) bool {
 	return why != nil
 }
 
-// late returns the error of a saga that turns back at its deadline: why, joined with the latest error of the first
-// step that waits for another attempt, and the name of that step.
+// late returns the error of a saga that turns back because of why, such as its deadline. The error joins why with the
+// latest error of the first step that waits for another attempt. late also returns the name of that step, or "" if
+// there is none.
 func (m *machine) late(why error) (step string, _ error) {
 	for i := range m.Steps {
 		if st := &m.Steps[i]; st.Status == StepStarted && st.Error != "" {
@@ -225,7 +228,7 @@ func (m *machine) errorOf(i int) error {
 	return recorded(m.Steps[i].Error)
 }
 
-// useless reports whether to cancel the attempt of a step because the saga turns back.
+// useless reports whether the attempt of a step must be canceled if the saga turns back.
 func (m *machine) useless(i int) bool {
 	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.pivotMayHaveActed(i)
 }
@@ -268,13 +271,13 @@ func (m *machine) busy() (n int) {
 	return n
 }
 
-// readyButForTime reports whether a step's next attempt waits only for its time. A saga that must turn back starts no
-// Do, except for a pivot whose outcome must be known.
+// readyButForTime reports whether a step's next attempt waits for nothing but its time (NotBefore). In a saga that must
+// turn back, no Do is ready, except the Do of a pivot whose outcome must be known.
 func (m *machine) readyButForTime(i int, now time.Time) bool {
 	switch m.Steps[i].Status {
 	case StepUndoing:
 		return !m.work[i].busy
-	case StepStarted: // a version may have added a step before one that has started
+	case StepStarted: // a new version may have an incomplete step before a started step
 		return m.p.steps[i].group <= m.at && !m.work[i].busy && !m.TurnedBack &&
 			(m.pivotMayHaveActed(i) || !m.turns(now))
 	}
@@ -299,15 +302,15 @@ func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 	return m.CompleteBy, true
 }
 
-// wake returns the earliest of the times at which the next attempt may start, a wait ends or the deadline passes. ok
-// is false if no step waits for a time. With children, it includes the time at which children are read again, and the
-// deadline even while all attempts are in progress.
+// wake returns the earliest time at which the next attempt may start, a wait ends or the deadline passes. ok is false
+// if no step waits for a time. If children is true, wake also returns a time at which children are read again. In that
+// case, it also returns the deadline if all attempts are in progress.
 func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Steps {
 		t := m.Steps[i].NotBefore
 		if m.Steps[i].Status == StepWaiting {
 			if t.IsZero() || m.turns(now) {
-				continue // the step waits for a signal without a limit, or does not continue
+				continue // the step waits for a signal without a limit, or is not continued
 			}
 		} else if !m.readyButForTime(i, now) || m.onChildren(i) && !children {
 			continue
@@ -322,11 +325,10 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// release returns the entry with which the saga is to be written back without an owner, and when it
-// is due again: since it goes no further, the runner stops, a signal is waited for, or no attempt can
-// begin within a third of the lease. A saga that waits for children is looked at again before it is due, but
-// not within a lease. ok is false if it is to be held; the entry has no kind if the saga has ended or is
-// stuck.
+// release decides whether a runner releases the saga. ok is true if the saga has ended or is stuck, if the runner
+// stops, if a step waits for a signal, or if no attempt can start within a third of the lease. e is the log entry of
+// the release; it has no kind if the saga has ended or is stuck. wakeIn is the time until the saga is due again. A saga
+// that waits for children is due earlier, to read the children again, but not before a lease has elapsed.
 func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	e store.Entry, wakeIn time.Duration, ok bool,
 ) {
@@ -336,14 +338,14 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 		return e, 0, true
 	case m.busy() > 0:
 		return e, 0, false
-	case m.next(0, now) >= 0: // even if the attempt only reads children
+	case m.next(0, now) >= 0: // an attempt can start now, even if it only reads children
 		return released, 0, stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > lease/3 || m.onSignal(now) // to free its place for another saga
+	park := wakeIn > lease/3 || m.onSignal(now) // the saga releases its place for another saga
 	if m.onOutside(now) {
 		park = park || !timed
 		if again := m.lookIn(now, lease); !timed || again < wakeIn {
@@ -356,9 +358,9 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
 }
 
-// lookIn returns the time after which a saga that waits for signals or children is read again. For children it is half
-// of the time that the saga has waited, but at least least, since the process that should wake the parent may have
-// died. A signal is stored together with the wake-up.
+// lookIn returns the time after which a saga that waits for signals or children is read again. For children, it is half
+// of the time that the saga has waited, because the process that should wake the parent may have died. It is never less
+// than least. For signals, it is 6 hours, because the store always wakes the saga together with a signal.
 func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	wait := 6 * time.Hour
 	for i := range m.Steps {
@@ -369,7 +371,7 @@ func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	return max(wait, least)
 }
 
-// waitsFor returns the text for the log about the first waiting step.
+// waitsFor returns a text for the log that describes the first waiting step, or "".
 func (m *machine) waitsFor() string {
 	for i := range m.Steps {
 		name, await := m.Steps[i].Name, m.p.steps[i].await
@@ -385,13 +387,13 @@ func (m *machine) waitsFor() string {
 	return ""
 }
 
-// A verdict is the result of a Do that follows from the children of its step.
+// A verdict is the result of a step's Do that follows from the statuses of its children.
 type verdict int
 
 const (
 	childrenWait     verdict = iota // the Do has no result yet
-	childrenDone                    // all are completed
-	childrenFailed                  // one has failed, and some may have taken effect
+	childrenDone                    // all children are completed
+	childrenFailed                  // a child has failed, and some children may have taken effect
 	childrenDeclined                // no child took effect or ever will
 )
 
@@ -416,7 +418,7 @@ func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	return childrenFailed, failed
 }
 
-// Forward and back.
+// Going forward and back.
 
 // advance continues the saga as far as the results allow: it marks ready steps as started or undoing, turns the saga
 // back, and ends it.
@@ -453,7 +455,7 @@ func (m *machine) goForward(now time.Time) {
 			}
 			opened = m.Steps[i].Status == StepWaiting && m.open(i, now) || opened
 		}
-		if !opened { // otherwise a step may be done
+		if !opened { // if a wait has ended, the step may be done already
 			m.stickIfOver(m.p.groups[m.at])
 			return
 		}
@@ -470,16 +472,16 @@ func (m *machine) skipComplete() {
 	}
 }
 
-// start starts a step whose turn has come.
+// start starts a step after the steps before it are complete. If the step has a Delay or Await, its wait starts.
 func (m *machine) start(i int, now time.Time) {
 	switch {
 	case !m.p.steps[i].gated():
 		m.set(i, StepStarted)
-	case !now.IsZero(): // otherwise the saga has not started, and its first owner starts the step
+	case !now.IsZero(): // in a new saga, the first owner starts the wait
 		m.set(i, StepWaiting)
 		m.Steps[i].WaitingSince = now
 		if m.p.steps[i].group == 0 && m.since.Equal(m.CreatedAt) && !m.CreatedAt.IsZero() {
-			m.Steps[i].WaitingSince = m.CreatedAt // there was no step before it
+			m.Steps[i].WaitingSince = m.CreatedAt // the first step waits since the saga was created
 		}
 	}
 }
@@ -500,7 +502,7 @@ func (m *machine) open(i int, now time.Time) bool {
 		}
 		st.NotBefore = from.Add(d.awaitFor)
 		if m.signals == nil || now.Before(st.NotBefore) {
-			return false // unknown until the signals are read
+			return false // the signals were not read yet, or the time has not elapsed
 		}
 		m.work[i].err = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.await, d.awaitFor)
 		st.Error = storable(m.work[i].err.Error())
@@ -518,15 +520,15 @@ func (m *machine) open(i int, now time.Time) bool {
 	return true
 }
 
-// stickIfOver makes the saga stuck if only an operator can help with a group. A waiting step does not delay that,
-// since it may wait forever.
+// stickIfOver makes the saga stuck if no step of a group can continue without an operator. A step that only waits does
+// not count, because it may wait forever.
 func (m *machine) stickIfOver(g group) {
 	waiting, failed := false, -1
 	for i := g.first; i < g.end; i++ {
 		switch s := m.Steps[i].Status; {
 		case s == StepWaiting || m.onChildren(i):
 			waiting = true
-		case m.TurnedBack && !undoable(s) || complete(s): // while compensating, a done step is being undone
+		case m.TurnedBack && !undoable(s) || complete(s): // the step is settled in the saga's direction
 		case !failedForGood(s):
 			return // an attempt is in progress
 		case failed < 0:
@@ -599,7 +601,7 @@ func (m *machine) turnBack(step, why string) {
 	}
 }
 
-// goBack continues a compensating saga with the last group that is not undone.
+// goBack starts the Undos of the last group that is not undone. If there is no such group, the saga is Compensated.
 func (m *machine) goBack() {
 	for at := len(m.p.groups) - 1; at >= 0; at-- {
 		g, left := m.p.groups[at], false
@@ -638,7 +640,7 @@ func (m *machine) op(i int) Op {
 	return OpDo
 }
 
-// begin starts an attempt of a step that next returned, and returns its number.
+// begin starts an attempt of a step that next returned, and returns the number of the attempt.
 func (m *machine) begin(i int) (attempt int) {
 	m.work[i].busy = true
 	n := m.Steps[i].attempts(m.op(i))
@@ -673,7 +675,7 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	m.Failures++
 	st.Refusals = 0
 	if !undo && a.Outcome != OutcomeFailed {
-		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
+		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if Do was declined, no earlier attempt took effect, either
 	}
 	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // both are false while compensating
 	if !a.Final && (unlimited || limit == Unlimited || *attempts < limit) {
@@ -703,8 +705,8 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts, Error: st.Error})
 }
 
-// refused records that a policy refused an attempt. The refusal does not count as an attempt, and the call had no
-// effect. The first of several consecutive refusals is logged with the next recorded entry.
+// refused records that a policy refused an attempt. The call had no effect, and does not count as an attempt. The first
+// of several consecutive refusals gets a log entry, which is recorded together with the next other entry.
 func (m *machine) refused(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	st.Refusals++
@@ -715,15 +717,15 @@ func (m *machine) refused(i int, a *Answer, now time.Time) {
 	m.stalled(i, a, *st.attempts(a.Op)+st.Refusals)
 }
 
-// stalled sets the answer's stalled if the step's nth attempt or refusal is the 8th, 16th, 32nd and so on.
+// stalled sets a.stalled to n if n is 8, 16, 32 and so on. n is the number of the step's attempts and refusals.
 func (m *machine) stalled(i int, a *Answer, n int) {
 	if s := m.Steps[i].Status; (s == StepStarted || s == StepUndoing) && n >= 8 && n&(n-1) == 0 {
 		a.stalled = n
 	}
 }
 
-// interrupted records that an attempt was interrupted or that its answer is lost. It does not count as an attempt. It
-// may have taken effect, unless it was refused.
+// interrupted records that an attempt was interrupted or that its answer is lost. The attempt does not count. It may
+// have taken effect, unless a policy refused the call.
 func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
@@ -734,7 +736,7 @@ func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	}
 }
 
-// hang records that an attempt in progress has not returned although its ctx ended long ago.
+// hang records that an attempt in progress has not returned, although its ctx was canceled long ago.
 func (m *machine) hang(step string, attempt int) {
 	i := m.index(step)
 	if i < 0 || !m.work[i].busy || *m.Steps[i].attempts(m.op(i)) != attempt || slices.Contains(m.hung, step) {
@@ -752,11 +754,12 @@ func (m *machine) hang(step string, attempt int) {
 func (m *machine) returned(i int) {
 	if n := slices.Index(m.hung, m.Steps[i].Name); n >= 0 {
 		m.hung = slices.Delete(slices.Clone(m.hung), n, n+1)
-		m.changed = true // before the next attempt begins
+		m.changed = true // must be recorded before the next attempt starts
 	}
 }
 
-// takeAway records that attempts which do not return are given up, because the saga gets another owner.
+// takeAway drops the attempts that do not return, because the saga gets another owner. Their steps may have taken
+// effect.
 func (m *machine) takeAway() {
 	if len(m.hung) > 0 {
 		m.hung, m.changed = nil, true
@@ -764,8 +767,8 @@ func (m *machine) takeAway() {
 	}
 }
 
-// wait records that the children of a step have not ended. They are looked at again at next, or when one of them
-// ends.
+// wait records that the children of a step have not ended. They are read again at the time next, or when one of them
+// has ended.
 func (m *machine) wait(i, children int, now, next time.Time) {
 	st := &m.Steps[i]
 	m.work[i] = work{}
@@ -788,8 +791,8 @@ func (m *machine) lookAgain() {
 	}
 }
 
-// doubt marks started steps as steps that may have taken effect: all of them, or only those with an attempt in
-// progress here, whose results will be dropped.
+// doubt marks started steps as steps that may have taken effect. If all is false, it marks only the steps with an
+// attempt in progress in this process, because the results of these attempts will be dropped.
 func (m *machine) doubt(all bool) {
 	for i := range m.Steps {
 		if m.Steps[i].Status == StepStarted && !m.p.steps[i].failsClean && (all || m.work[i].busy) {
@@ -819,7 +822,8 @@ func (m *machine) cancel(note string) bool {
 
 // Operators.
 
-// replace changes the version and the state as op demands. The error says why it cannot.
+// replace changes the version and the state as op requests. If that is not possible, it returns an error with the
+// reason.
 func (m *machine) replace(op *Operation, target *program) error {
 	switch op.Action {
 	case ActionRetry, ActionSkip, ActionCompensate:
@@ -860,7 +864,8 @@ func hasBegun(st *StepState) bool {
 	return true
 }
 
-// move makes p, another version of the definition, that of the saga. The steps that have begun are found by name.
+// move makes p, another version of the definition, the definition of the saga. It finds the steps that have begun by
+// their names.
 func (m *machine) move(p *program) error {
 	steps, pivotDone, at := newMachine(p).Steps, m.pivotDone(), 0
 	for _, st := range m.Steps {
@@ -892,7 +897,7 @@ func (m *machine) move(p *program) error {
 	return nil
 }
 
-// skip declares a step settled. The error says why it cannot.
+// skip declares a step settled. If that is not possible, it returns an error with the reason.
 func (m *machine) skip(step, note string) error {
 	i := slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
 	if i < 0 {
@@ -918,7 +923,7 @@ func (m *machine) retry(note string) {
 	for i := range m.Steps {
 		st := &m.Steps[i]
 		if st.Status == StepWaiting {
-			continue // NotBefore is the end of its wait
+			continue // its NotBefore is the end of its wait, which is not shortened
 		}
 		st.NotBefore, st.Refusals = time.Time{}, 0
 		switch {
@@ -930,13 +935,13 @@ func (m *machine) retry(note string) {
 			if st.MaybeApplied {
 				m.set(i, StepStarted)
 			} else {
-				m.set(i, StepIdle) // its turn comes again, with its wait
+				m.set(i, StepIdle) // the step starts again, with its wait
 			}
 		}
 	}
 }
 
-// unstick lets a stuck saga continue in its direction.
+// unstick lets a stuck saga continue in its direction: forward, or back if it has turned back.
 func (m *machine) unstick() {
 	m.Takeovers, m.moved = 0, true
 	switch {
@@ -965,13 +970,13 @@ func (m *machine) compensate(note string) error {
 	return nil
 }
 
-// forestall turns a saga back before its start.
+// forestall turns a new saga back before any of its steps has started.
 func (m *machine) forestall(why string) {
 	m.Status, m.TurnedBack = Compensated, true
 	m.setCause("", reason(why))
 }
 
-// revert turns a completed saga back, with its parent.
+// revert turns a completed saga back because its parent turns back.
 func (m *machine) revert(why string) {
 	m.setCause(m.Step, reason(why))
 	m.turnBack("", why)

@@ -26,13 +26,14 @@ import (
 // A Runner is the [Engine] on a [Store]. It claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
 type Runner struct {
-	// This file runs a saga: claim and hold it, and then decide, record and perform in a loop.
+	// This file runs sagas: the runner claims and holds a saga. Then it decides, records the decision, and performs calls,
+	// in a loop.
 
 	store store.Store
 	tx    store.TxStore // nil if the store has no transactions
 	owner string
-	cfg   RunnerConfig  // with its defaults; it does not change
-	wake  chan struct{} // claim now
+	cfg   RunnerConfig  // includes the default values; does not change
+	wake  chan struct{} // a value makes the runner claim now
 
 	chance    func(below time.Duration) time.Duration
 	observers notify.Observers[Event]
@@ -40,15 +41,15 @@ type Runner struct {
 	mu       sync.Mutex
 	programs map[store.Definition]*program
 	held     map[string]*hold
-	reserved int             // places reserved for a Start or claim in progress
+	reserved int             // the number of places that are reserved for a Start or claim in progress
 	base     context.Context // the ctx of every attempt; nil while Run is not active
 	draining bool
 	backlog  bool                           // the last claim returned as many sagas as it requested
-	waiters  map[string][]chan store.Record // by id, for Result
+	waiters  map[string][]chan store.Record // channels of calls to Wait, by the saga's id
 
 	unread map[string]unreadable // sagas that another build of the program may be able to read, by id
 
-	claimErr, heartbeatErr error // of the latest claim, and of the latest heartbeat
+	claimErr, heartbeatErr error // the errors of the latest claim and heartbeat, or nil
 
 	work sync.WaitGroup
 
@@ -57,13 +58,14 @@ type Runner struct {
 
 var _ TxEngine = (*Runner)(nil)
 
-// NewMemory returns a Store that keeps sagas in the process, for tests.
+// NewMemory returns a Store that keeps sagas in the memory of the process, for tests.
 func NewMemory() Store { return memory.New() }
 
-// A Store keeps the sagas of a [Runner]: [NewMemory], package sqlstore, or a store of your own.
+// A Store keeps the sagas of a [Runner]. [NewMemory] and package sqlstore provide stores. Package sagastore documents
+// the interface for other stores.
 type Store = store.Store
 
-// NewRunner returns a Runner, which runs no saga before [Runner.Run] is called. It panics if st is nil or cfg is
+// NewRunner returns a Runner. It runs no saga until [Runner.Run] is called. NewRunner panics if st is nil or cfg is
 // invalid; see [RunnerConfig.Validate].
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
@@ -135,7 +137,7 @@ func (r *Runner) program(saga string, version int) (*program, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
 
-// Wake makes the runner look for due sagas now, after the commit of a [Handle.StartTx] for example.
+// Wake makes the runner query the store for due sagas now, for example after the commit of a [Handle.StartTx].
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -146,9 +148,9 @@ func (r *Runner) Wake() {
 // Run runs sagas until ctx is done, and then returns nil. It returns an error immediately if it cannot start: ctx is
 // done already, another Run is in progress, or the store was not migrated.
 //
-// When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress, and releases its sagas for other
-// runners, which take over those that cannot be released. Run returns within about Drain and LeaseTTL, unless a step
-// ignores its ctx or an observer does not return.
+// When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. It releases its sagas, so that other
+// runners can claim them. If a saga cannot be released, another runner takes it over when its lease has expired. Run
+// returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -180,8 +182,8 @@ func (r *Runner) Run(ctx context.Context) error {
 		func() { r.listenLoop(ctx) },
 		func() { r.survey(ctx) },
 		func() { every(ctx, r.cfg.Poll, nil, func() time.Duration { return r.sweep(ctx) }) },
-		// The heartbeat ends with the ctx of the attempts. Otherwise a hung step, or a store that accepts heartbeats
-		// and fails every commit, would keep a saga forever.
+		// The heartbeats stop when the ctx of the attempts is canceled. Otherwise the runner could hold a saga forever, if a
+		// step does not return, or if the store accepts heartbeats but no commit.
 		func() { every(base, r.cfg.LeaseTTL/3, nil, func() time.Duration { return r.heartbeat(base) }) },
 	} {
 		loops.Go(func() error { loop(); return nil })
@@ -213,7 +215,8 @@ func (r *Runner) isDraining() bool {
 	return r.draining
 }
 
-// every calls fn after the first wait, after each wait that fn returns, and when wake receives, until ctx is done.
+// every calls fn until ctx is done: first after the wait first, and then after each wait that fn returns. A value from
+// wake ends a wait early.
 func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn func() time.Duration) {
 	for wait := first; ; wait = fn() {
 		if wait > 0 {
@@ -229,8 +232,8 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 	}
 }
 
-// claimLoop claims sagas at each Poll and when it is woken. While the store fails, nothing wakes it, since the load
-// may be the reason.
+// claimLoop claims sagas at each Poll and when the runner is woken. After a failure of the store, nothing ends the
+// pause early, because the load on the store may be the reason for the failure.
 func (r *Runner) claimLoop(ctx context.Context) {
 	var failing, next time.Time
 	every(ctx, 0, r.wake, func() time.Duration {
@@ -255,8 +258,8 @@ func (r *Runner) claimLoop(ctx context.Context) {
 	})
 }
 
-// pauseFor returns the pause before the next call to a store that has failed since then: the time for which it has
-// failed, but at least least and at most most.
+// pauseFor returns the pause before the next call to a store that has been failing since the time since. The pause
+// equals the time for which the store has been failing, but is at least least and at most most.
 func pauseFor(since time.Time, least, most time.Duration) time.Duration {
 	return max(least, min(time.Since(since), most))
 }
@@ -274,7 +277,7 @@ func (r *Runner) claim(ctx context.Context) error {
 		return nil
 	}
 	since := time.Now()
-	// The cancellation of ctx does not interrupt the claim: claimed sagas must be released.
+	// ctx does not cancel the claim: the runner must learn which sagas it has claimed, to release them.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/3)
 	recs, err := r.store.Claim(call, req)
 	cancel()
@@ -295,11 +298,11 @@ func (r *Runner) claim(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.backlog = len(recs) == req.Limit
-	r.unreserve(req.Limit) // some sagas may have ended already
+	r.unreserve(req.Limit) // some of the sagas may have ended by now and left places free
 	return err
 }
 
-// failing notes the error of the latest claim or heartbeat, or nil, for Health.
+// failing records the error of the latest claim or heartbeat, or nil, for the health check.
 func (r *Runner) failing(latest *error, call string, err error) {
 	if err != nil {
 		err = fmt.Errorf("saga: %s: %w", call, err)
@@ -309,8 +312,8 @@ func (r *Runner) failing(latest *error, call string, err error) {
 	*latest = err
 }
 
-// reserve keeps up to n places free for sagas that are about to be held, and returns how
-// many. The runner does not stop before unreserve. The caller holds r.mu.
+// reserve reserves up to n free places for sagas that the runner is about to hold, and returns the number of reserved
+// places. Run does not return before unreserve is called. The caller holds r.mu.
 func (r *Runner) reserve(n int) int {
 	if r.base == nil || r.draining {
 		return 0
@@ -330,8 +333,8 @@ func (r *Runner) unreserve(n int) {
 	r.claimRest()
 }
 
-// claimRest wakes the claim loop for sagas that the last claim left behind, once enough places are free. The caller
-// holds r.mu.
+// claimRest wakes the claim loop if the last claim left due sagas in the store and a quarter of the places is free. The
+// caller holds r.mu.
 func (r *Runner) claimRest() {
 	if r.backlog && len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 {
 		r.backlog = false
@@ -342,7 +345,7 @@ func (r *Runner) claimRest() {
 // gatherFor is the time for which the runner collects notifications for one claim.
 const gatherFor = 2 * time.Millisecond
 
-// listenLoop lets the store wake the runner.
+// listenLoop lets the store wake the runner when sagas become due, if the store is a Notifier.
 func (r *Runner) listenLoop(ctx context.Context) {
 	n, ok := r.store.(store.Notifier)
 	if !ok {
@@ -362,14 +365,14 @@ func (r *Runner) listenLoop(ctx context.Context) {
 	})
 }
 
-// heartbeat renews the leases of all held sagas with one statement.
+// heartbeat extends the leases of all held sagas with one call to the store.
 func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 	term, began := r.cfg.LeaseTTL, time.Now()
 	r.mu.Lock()
 	held := make(map[store.Held]*hold, len(r.held))
 	req := store.HeartbeatRequest{Owner: r.owner, LeaseTTL: term}
 	for id, h := range r.held {
-		if !h.isLost() { // otherwise it waits for a step that ignores its ctx
+		if !h.isLost() { // a lost saga is in r.held until its attempts have returned
 			key := store.Held{ID: id, Epoch: h.rec.Epoch}
 			held[key], req.Held = h, append(req.Held, key)
 		}
@@ -379,8 +382,9 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		r.failing(&r.heartbeatErr, "heartbeat", nil)
 		return term / 3
 	}
-	// The first try has little time: a half-open connection must not cost the leases. The second try has more time, in
-	// case the store is slow. A store with a single writer is local, so it can only be slow.
+	// The first try has a short timeout, so that a half-open connection does not cost the leases. The second try has a
+	// longer timeout, in case the store is slow. An exclusive store has a single writer and no network connection: it can
+	// only be slow, so the short try is omitted.
 	tries := []time.Duration{term / 8, term / 3}
 	if r.tx != nil && r.tx.Exclusive() {
 		tries = tries[1:]
@@ -391,7 +395,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		renewed, err := r.store.Heartbeat(call, req)
 		cancel()
 		r.failing(&r.heartbeatErr, "heartbeat", err)
-		if err != nil { // each hold has a timer for its end
+		if err != nil { // if no heartbeat succeeds, a timer of each hold ends its lease
 			r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
 			continue
 		}
@@ -420,8 +424,8 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 // sweepBatch is the number of sagas of each status that one call to the store deletes.
 const sweepBatch = 200
 
-// sweep deletes a small batch of sagas of each status whose retention has elapsed, and returns the wait before the
-// next call. A busy runner also deletes, since it ends many sagas.
+// sweep deletes a small batch of sagas of each status whose retention has elapsed, and returns the wait before the next
+// call. A busy runner also deletes sagas, because it ends many of them.
 func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	next = 3 * r.cfg.LeaseTTL
 	for _, kept := range r.cfg.Retention.byStatus() {
@@ -446,14 +450,14 @@ func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
 	return next
 }
 
-// hold makes this runner the holder of a saga, from the time since of the local clock. It returns the function that
-// runs the saga. The caller has reserved a place.
+// hold makes this runner the holder of a saga. since is the local time from which the lease counts. hold returns the
+// function that runs the saga. The caller has reserved a place.
 func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.programs[store.Definition{Saga: rec.Saga, Version: rec.Version}]
 	if p == nil {
-		return func() {} // another runner takes it over
+		return func() {} // another runner takes the saga over when the lease has expired
 	}
 	if before := r.held[rec.ID]; before != nil {
 		if before.rec.Epoch >= rec.Epoch {
@@ -472,14 +476,15 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	return func() { r.work.Go(h.run) }
 }
 
-// start starts a saga in the store unless it exists, and runs it here if a place is free. Observers are notified of a
-// new saga while it is held, so they may take longer than a lease.
+// start starts a saga in the store unless it exists, and runs it in this runner if a place is free. Observers are
+// notified after the runner holds the new saga. From then on, heartbeats extend its lease, so observers may take longer
+// than a lease.
 func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Record, error) {
 	defer r.claimAtOnce(&req)()
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
-		// The answer may be lost. If the saga exists, its nonce shows whether this call started it.
+		// The reply of the store may be lost. If the saga exists, its nonce shows whether this call started it.
 		found, lerr := r.store.Load(ctx, req.ID)
 		if lerr != nil {
 			return rec, fmt.Errorf("saga: start of %q: %w", req.ID, err)
@@ -501,7 +506,7 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 	return rec, nil
 }
 
-// drop removes a saga that is no longer held. rec is its last record.
+// drop removes a saga that the runner no longer holds. rec is the last known record of the saga.
 func (r *Runner) drop(rec store.Record, h *hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -513,36 +518,36 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 }
 
 // A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. Until the saga
-// has ended or is released, it decides, records the decision, and performs its calls, each on a goroutine of its own.
+// has ended or is released, it decides, records the decision, and performs its calls, each on a separate goroutine.
 type hold struct {
 	r     *Runner
 	p     *program
-	rec   store.Record // as claimed; Status, Data, Steps, Seq and LastError as last recorded
-	since time.Time    // rec.Now by the local clock
+	rec   store.Record // the claimed record; Status, State, Progress, Seq and LastError are as last recorded
+	since time.Time    // the local time at which the store's clock was rec.Now
 
 	m        *machine                           // the latest snapshot
-	in       Input                              // the events since then
-	running  map[string]context.CancelCauseFunc // the attempts in progress, by step
+	in       Input                              // the events since the latest snapshot
+	running  map[string]context.CancelCauseFunc // cancels the attempts in progress, by step
 	inTx     bool                               // an attempt in progress has a transaction
 	open     *attempt                           // the attempt whose transaction is to be committed
-	readLast bool                               // the signals were read when no more could arrive
+	readLast bool                               // the signals were read after no more signals could arrive
 
 	ctx     context.Context         // the ctx of the attempts, canceled when the saga is lost
 	stop    context.CancelCauseFunc // cancels ctx
 	results chan *attempt
-	timer   *time.Timer   // fires at until
+	timer   *time.Timer   // calls lose at the time until
 	signal  chan struct{} // reports a change of a field below
 
 	mu         sync.Mutex
 	until      time.Time // the end of the lease by the local clock
-	lost       bool      // another runner has the saga, or may have by now
-	released   bool      // the saga is written back or has ended
-	cancelNote *string   // of a request to turn back, or nil
-	overdue    []overdue // attempts in progress that ignore the end of their ctx
+	lost       bool      // another runner has the saga, or may have it by now
+	released   bool      // the saga was released in the store, or has ended
+	cancelNote *string   // the note of a request to turn back, or nil
+	overdue    []overdue // attempts in progress that did not return after their timeout
 }
 
-// renew extends the lease after a heartbeat that was sent at since, unless the lease has expired: isLost may have
-// reported that before the timer fired.
+// renew extends the lease after a heartbeat that was sent at the time since. It does nothing if the lease has expired,
+// even if the timer has not fired yet: isLost may already have reported that the saga is lost.
 func (h *hold) renew(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -552,7 +557,7 @@ func (h *hold) renew(since time.Time) {
 	}
 }
 
-// lose marks a saga that another runner has, or may have by now, as lost, and cancels its attempts.
+// lose marks the saga as lost, because another runner has it or may have it by now, and cancels its attempts.
 func (h *hold) lose() {
 	h.mu.Lock()
 	h.lost = true
@@ -561,8 +566,8 @@ func (h *hold) lose() {
 	h.nudge()
 }
 
-// isLost reports whether this owner may no longer act. In a process that was suspended, it reports true before the
-// timers fire.
+// isLost reports whether this runner must no longer act for the saga, because another runner may hold it. If the
+// process was suspended, isLost returns true even before the timers fire.
 func (h *hold) isLost() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -594,7 +599,7 @@ func (h *hold) cancel(note string) {
 	h.nudge()
 }
 
-// overrun is called when an attempt has not returned a lease after its timeout.
+// overrun is called if an attempt has not returned a LeaseTTL after its timeout.
 func (h *hold) overrun(a overdue) {
 	h.mu.Lock()
 	h.overdue = append(h.overdue, a)
@@ -602,7 +607,7 @@ func (h *hold) overrun(a overdue) {
 	h.nudge()
 }
 
-// ended forgets what overrun has noted of an attempt that has returned.
+// ended removes the entry that overrun added for an attempt. The attempt has returned.
 func (h *hold) ended(t *attempt) {
 	if t.hangs != nil {
 		t.hangs.Stop()
@@ -612,8 +617,8 @@ func (h *hold) ended(t *attempt) {
 	h.overdue = slices.DeleteFunc(h.overdue, func(a overdue) bool { return a.step == t.Step })
 }
 
-// hangsInTx reports whether the attempt with the transaction is overdue, and that is not recorded yet. The
-// transaction ended with the ctx of the attempt.
+// hangsInTx reports whether the attempt with the transaction is overdue and this is not recorded yet. The transaction
+// was rolled back when the ctx of the attempt was canceled, so the saga can be written.
 func (h *hold) hangsInTx() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -622,7 +627,7 @@ func (h *hold) hangsInTx() bool {
 	})
 }
 
-// now returns the store's clock, as well as it is known here.
+// now returns the current time of the store's clock, which is computed from the local clock.
 func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 
 // run runs the saga until it ends, is parked, is released because the runner stops, or is lost.
@@ -638,8 +643,8 @@ func (h *hold) run() {
 	h.r.drop(h.rec, h)
 }
 
-// follow does the work of run. A panic of a Codec or an Extract would end the process, and then each that takes the
-// saga over, so it makes the saga stuck.
+// follow does the work of run. If a function that is not a step panics, such as a Codec, the saga is stuck. Otherwise
+// the panic would crash the process, and then each process that takes the saga over.
 func (h *hold) follow() {
 	defer func() {
 		if v := recover(); v != nil {
@@ -674,8 +679,8 @@ func (h *hold) follow() {
 	}
 }
 
-// decide returns what to do next with m: with the latest snapshot, or with a copy of it if the decision may not be
-// accepted. idle means that no attempt can begin now.
+// decide returns the next decision about m, which is the latest snapshot, or a copy of it if the decision may be
+// discarded. idle means that no attempt can start now.
 func (h *hold) decide(m *machine, idle bool) Decision {
 	h.in.Now = h.now()
 	h.in.runner.lease, h.in.runner.idle, h.in.runner.stops = h.r.cfg.LeaseTTL, idle, h.r.isDraining()
@@ -697,8 +702,8 @@ func (h *hold) accept(d *Decision) {
 	}
 }
 
-// load makes the machine from the record. If it cannot, it leaves the saga to another build of the program. If there is
-// none, the saga is stuck.
+// load makes the machine from the record. If the record cannot be read, load leaves the saga to another build of the
+// program. If no build has read the saga for a long time, load makes it stuck.
 func (h *hold) load() {
 	var err error
 	readable := false
@@ -737,8 +742,9 @@ func (h *hold) load() {
 	_ = h.write(req, true)
 }
 
-// readSignals reads the signals when the saga was claimed, before a wait for one can end, and when no more can arrive,
-// for the Undos. A later signal wakes the saga as soon as it is parked. It reports false if the saga is lost.
+// readSignals reads the signals of the saga at three times: after the saga was claimed, before a wait for a signal can
+// end, and, for the Undos, when no more signals can arrive. A signal that arrives later wakes the saga as soon as it is
+// parked. readSignals returns false if the saga is lost.
 func (h *hold) readSignals(now time.Time) bool {
 	last := h.rec.Status != Running // no signal is accepted any more
 	if !h.p.awaits || h.m.signals != nil && !h.m.onSignal(now) && (!last || h.readLast) {
@@ -761,15 +767,15 @@ func (h *hold) readSignals(now time.Time) bool {
 	return false
 }
 
-// record writes a decision. Afterwards the saga may be released or lost.
+// record writes a decision to the store. After it has returned, the saga may be released or lost.
 func (h *hold) record(d *Decision) {
 	if err := h.write(h.request(d), false); err != nil && err != errLost {
 		h.giveUp(err)
 	}
 }
 
-// giveUp makes the saga stuck because of err, in the state that was last recorded. Steps that had started by then are
-// in doubt.
+// giveUp makes the saga stuck because of err. It returns to the state that was last recorded. For the steps that had
+// started by then, the outcome is unknown.
 func (h *hold) giveUp(err error) {
 	m, failed := load(h.p, &h.rec)
 	if failed == nil {
@@ -794,13 +800,15 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 	return req
 }
 
-// The runner stops retrying a commit after this number of failures, if they have also lasted for a LeaseTTL. In that
-// time the store has accepted the saga's heartbeats, so the fault is in the commit.
+// unwritable is the number of failures after which the runner stops retrying a commit, if the failures have also lasted
+// for a LeaseTTL. In that time the store has accepted the saga's heartbeats, so the reason for the failures is in the
+// commit itself.
 const unwritable = 10
 
-// write commits req and notifies the observers. If the answer is lost, it reads whether the commit has happened, and
-// repeats it if not. It returns errLost if the saga is lost, and another error if the commit cannot be written, unless
-// it is the last resort.
+// write commits req and notifies the observers. If the reply of the store is lost, write reads from the record whether
+// the commit has happened, and repeats the commit if it has not. It returns errLost if the saga is lost. If the commit
+// cannot be written, write returns another error. If last is true, it retries the commit until the saga is lost
+// instead.
 func (h *hold) write(req store.CommitRequest, last bool) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
@@ -821,11 +829,14 @@ func (h *hold) write(req store.CommitRequest, last bool) error {
 	}
 }
 
-// happened reports whether a commit that returned err has happened, and records its receipt. If the answer is lost,
-// the record shows the result: after the commit, it has the commit's nonce. An unchanged record may be written again,
-// even if an earlier try is still in progress: the fence admits only one of them. Any other record was written by
-// another owner, or by a transaction of this owner whose COMMIT arrived late. In both cases this hold no longer knows
-// the saga's state, and loses it.
+// happened reports whether a commit that returned err has happened, and records its receipt. If the reply is lost, the
+// record shows the result:
+//
+//   - If the record has the commit's nonce, the commit has happened.
+//   - If the record is unchanged, the commit has not happened, and may be written again. That is safe even if an
+//     earlier try is still in progress, because the fence (Epoch and Seq) admits only one of them.
+//   - Otherwise the record was written by another owner, or by a transaction of this owner whose COMMIT arrived late.
+//     In both cases this hold no longer knows the saga's state, and marks the saga as lost.
 func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bool {
 	for since := time.Now(); err != nil; {
 		if h.isLost() {
@@ -857,7 +868,7 @@ func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bo
 	return true
 }
 
-// commitFailed reports the error of a commit if the store has failed.
+// commitFailed notifies the observers of the error of a commit, if err means that the store has failed.
 func (h *hold) commitFailed(err error) {
 	if err != nil && !errors.Is(err, store.ErrFenced) {
 		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", h.rec.ID, err))
@@ -881,15 +892,15 @@ func (h *hold) written(req store.CommitRequest) {
 	}
 }
 
-// storeCtx returns the ctx of one call to the store. It outlives the ctx of the attempts, and has a timeout, since a
-// database may not answer.
+// storeCtx returns the ctx of one call to the store. It is not canceled with the ctx of the attempts. It has a timeout,
+// because a database may not answer.
 func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(h.ctx), h.r.cfg.LeaseTTL/2)
 }
 
-// pause waits before the next call to a store that has failed since then. The pause grows with that time. In the first
-// LeaseTTL, which may be all the time that is left, it is at most LeaseTTL/20, and later at most 20 LeaseTTL, unless
-// the saga is lost.
+// pause waits before the next call to a store that has been failing since the time since. The pause grows with that
+// time. In the first LeaseTTL, after which the lease may have expired, it is at most LeaseTTL/20. Later it is at most
+// 20 times LeaseTTL. If the saga is lost, the pause is short again.
 func (h *hold) pause(since time.Time) {
 	term := h.r.cfg.LeaseTTL
 	soon := pauseFor(since, time.Millisecond, term/20)
@@ -902,15 +913,16 @@ func (h *hold) pause(since time.Time) {
 	}
 }
 
-// perform makes calls, each on a separate goroutine.
+// perform performs calls, each on a separate goroutine.
 func (h *hold) perform(calls []Call) {
 	for _, c := range calls {
 		t := &attempt{Call: c, p: h.p, h: h}
 		if _, tx := h.p.steps[h.p.index(c.Step)].calls(c.Op); tx != nil {
 			h.inTx = true
 			if h.r.tx.Exclusive() {
-				// No heartbeat is written during the transaction. A lease starts with the claim, which may have waited
-				// for one such transaction, and its first heartbeat may wait for another one.
+				// An exclusive store accepts no heartbeat during the transaction. So the transaction may take only a third of the
+				// lease: the claim from which the lease counts may have waited for one such transaction, and the first heartbeat
+				// may wait for another one.
 				if most := h.r.cfg.LeaseTTL / 3; t.Timeout == 0 || t.Timeout > most {
 					t.Timeout = most
 				}
@@ -930,7 +942,7 @@ func (h *hold) perform(calls []Call) {
 	}
 }
 
-// end cancels the attempts whose results the decision does not need.
+// end cancels the attempts that the decision stops.
 func (h *hold) end(d *Decision) {
 	for _, step := range d.Stop {
 		if cancel := h.running[step]; cancel != nil {
@@ -939,10 +951,11 @@ func (h *hold) end(d *Decision) {
 	}
 }
 
-// waitInTx waits while an attempt has a transaction, which may be the only one that can write: it commits what there
-// is to record. Until then the answers of other attempts wait.
+// waitInTx waits while an attempt has a transaction, and then commits the transaction with everything that must be
+// recorded. In an exclusive store, nothing else can be written during the transaction. So the answers of other attempts
+// are not recorded before that.
 func (h *hold) waitInTx() {
-	d := h.decide(h.m.clone(), true) // finds the attempts that are not needed; the decision is not accepted
+	d := h.decide(h.m.clone(), true) // finds the attempts to cancel; the decision is discarded
 	h.end(&d)
 	h.wait(d.deadline)
 	if h.open != nil {
@@ -950,8 +963,8 @@ func (h *hold) waitInTx() {
 	}
 }
 
-// wait waits until there is something to do, and collects all that has come by then, so that parallel steps that end
-// together are recorded together.
+// wait waits until an attempt has ended, the hold is woken, or the time at has come. Then it collects all attempts that
+// have ended, so that parallel steps that end at the same time are recorded with one commit.
 func (h *hold) wait(at time.Time) {
 	var alarm <-chan time.Time
 	if !at.IsZero() {
@@ -1011,8 +1024,9 @@ func (h *hold) reportAnswer(a *Answer) {
 	}
 }
 
-// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, with the decision that follows from it.
-// The fenced statement comes last. If the transaction does not commit, the attempt has failed without effect.
+// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, together with the decision that follows
+// from its result. The statement that checks the fence (Epoch and Seq) is the last one of the transaction. If the
+// transaction does not commit, the attempt has failed without effect.
 func (h *hold) commitOpen() {
 	t := h.open
 	h.open, h.inTx = nil, false
@@ -1025,7 +1039,7 @@ func (h *hold) commitOpen() {
 		if done {
 			answer.Outcome = OutcomeInterrupted
 		}
-		return // the next decision is the same, without the transaction
+		return // the next decision records the results without the transaction
 	}
 	req := h.request(&d)
 	ctx, cancel := h.storeCtx()
@@ -1053,8 +1067,8 @@ func (h *hold) commitOpen() {
 	*answer = t.answer
 }
 
-// leave ends the attempts of a saga that is no longer held, waits for them, and reports those whose answers no decision
-// has counted.
+// leave cancels the attempts of a saga that is no longer held, and waits for them. Then it reports the attempts whose
+// answers no decision has counted.
 func (h *hold) leave() {
 	h.stop(errLost)
 	for range len(h.running) {
