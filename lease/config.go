@@ -17,8 +17,8 @@ type Config struct {
 	// Name is the name of the lease, from 1 to 200 bytes of UTF-8 without a zero byte. Required.
 	Name string
 
-	// Holder shows other processes which process holds the lease, such as its address. It has at most 200 bytes of
-	// UTF-8 without a zero byte. Empty means the host name and the process id.
+	// Holder identifies this process to other processes while it holds the lease, for example by its address. Holder has
+	// at most 200 bytes of UTF-8 without a zero byte. Empty means the host name and the process id.
 	Holder string
 
 	// TTL is the time after which the lease ends unless it is renewed. After a leader has died, no process leads for up to

@@ -106,7 +106,7 @@ func (t Term) holding() *holding {
 // during the term.
 type holding struct {
 	c     *Candidate
-	rec   Record    // the store's answer to the election
+	rec   Record    // the lease's record when the term started
 	began time.Time // when the lease was requested
 
 	ctx    context.Context // the ctx of the work, which is also done when the ctx of Run is

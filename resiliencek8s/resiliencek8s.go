@@ -132,7 +132,7 @@ type version struct {
 	seen   time.Time           // when this process first saw the version
 }
 
-// Keys of annotations.
+// The keys of the annotations of a Lease object.
 const (
 	tokenKey = "resiliencek8s/token"
 	epochKey = "resiliencek8s/epoch"

@@ -17,7 +17,7 @@ import (
 // counted. In this case, call db.SetMaxOpenConns with the limit of the pgx pool.
 func Pool(name string, db *sql.DB) policy.Describer { return &pool{db, name} }
 
-// A pool is the connection pool of a database.
+// A pool describes the connection pool of a database.
 type pool struct {
 	db   *sql.DB
 	name string

@@ -102,7 +102,7 @@ func (e *engine) Register(d *saga.Definition) error {
 	return nil
 }
 
-// definition returns a registered definition.
+// definition returns a registered definition, or an error that matches saga.ErrNotRegistered.
 func (e *engine) definition(name string, version int) (*saga.Definition, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

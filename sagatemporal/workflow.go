@@ -40,7 +40,7 @@ type saved struct {
 	Signals  []string          `json:",omitempty"` // the names of the signals that the saga has
 }
 
-// A message is a signal or an operation: the argument of an update.
+// A message is a signal or an operator's operation. It is the argument of a workflow update.
 type message struct {
 	Signal    string
 	Payload   []byte

@@ -194,7 +194,7 @@ var (
 	ErrMissing = errors.New("the tables are missing, or what a newer version of them has")
 	// ErrServer means that the server executes some of the statements differently.
 	ErrServer = errors.New("the server is not supported")
-	// ErrOther means that a table lacks columns of its version.
+	// ErrOther means that the version of the tables is recorded, but a table or a column of that version is missing.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
 
@@ -269,7 +269,7 @@ func (s Schema) checkVersion(ctx context.Context, q Querier) error {
 	var version, from int
 	newest := "SELECT version, compatible FROM " + s.Table + " ORDER BY version DESC LIMIT 1"
 	err := q.QueryRowContext(ctx, newest).Scan(&version, &from)
-	if errors.Is(err, sql.ErrNoRows) { // another process is creating the tables
+	if errors.Is(err, sql.ErrNoRows) { // the table is empty, because another process is creating the tables
 		return ErrMissing
 	}
 	if err != nil {

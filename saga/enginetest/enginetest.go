@@ -146,7 +146,7 @@ func (s *suite) matches(err, want error) {
 	s.need(errors.Is(err, want), "error: %v, want one that matches: %v", err, want)
 }
 
-// restart restarts the process, or skips the test.
+// restart restarts the process that runs sagas. It skips the test if the environment has no Restart.
 func (s *suite) restart() {
 	s.Helper()
 	if s.Restart == nil {

@@ -75,7 +75,8 @@ const (
 	declined       = "declined"
 )
 
-// Result returns the result of a request as the error of a saga's Do or Undo:
+// Result converts the response to a request, or the request's error err, into the error that a saga's Do or Undo
+// returns:
 //
 //   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
 //     redirects for other reasons, such as to a login page, set the client's CheckRedirect.
@@ -141,7 +142,7 @@ type Handler struct {
 // ServeHTTP applies the command whose ID is in the header field Idempotency-Key, as [saga.Apply] does. It reports
 // errors in the form that [Result] expects. The status is:
 //
-//   - 400 if the field is missing or has no command ID, or if the body ends early;
+//   - 400 if the header field is missing or is not a command ID, or if the request's body ends early;
 //   - 410 and "Saga-Command: declined" if the Do arrives after its Undo;
 //   - 413 if the body exceeds the limit of an [http.MaxBytesReader];
 //   - 422, with the text of the error, if Apply returns an answer, such as a [saga.Permanent] or a resilience.Answer.

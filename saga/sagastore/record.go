@@ -107,7 +107,7 @@ type Held struct {
 	Epoch int64  // the Epoch of the Record that Start or Claim returned
 }
 
-// A Renewed is a saga of a [HeartbeatRequest] that still belongs to its owner.
+// A Renewed is a saga of a [HeartbeatRequest] that the request's Owner still holds.
 type Renewed struct {
 	ID              string // the saga's ID
 	Epoch           int64  // the epoch in which the owner claimed the saga
@@ -187,11 +187,11 @@ type Entry struct {
 	Op      Op        `json:"op"`      // the operation of Step; "" if the entry is about neither OpDo nor OpUndo
 	Attempt int       `json:"attempt"` // the number of the attempt of Op; zero if the entry is not about an attempt
 	Epoch   int64     `json:"-"`       // the record's Epoch when the entry was written
-	Error   string    `json:"error"`   // the reason, or an operator's note; "" if there is none
+	Error   string    `json:"error"`   // the reason for the entry, such as an error, or an operator's note; may be ""
 	At      time.Time `json:"-"`       // the time of the write, according to the store's clock
 }
 
-// An EventKind is the kind of an [Entry], up to 50 bytes. It is opaque to the store. Package saga has the constants.
+// An EventKind is the kind of an [Entry], up to 50 bytes. It is opaque to the store. Package saga defines the values.
 type EventKind string
 
 // An Op is an operation of a step. It is opaque to the store.

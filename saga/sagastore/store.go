@@ -8,11 +8,11 @@
 //		storetest.Run(t, func(t *testing.T) sagastore.Store { return newStore(t) })
 //	}
 //
-// Package storetest has the tests that every store must pass. A program passes the store to saga.NewRunner.
+// Package storetest has the tests that every store must pass. To use a store, pass it to saga.NewRunner.
 //
 // # Contents
 //
-// A store keeps for each saga:
+// For each saga, a store contains:
 //
 //   - a [Record]: the saga's status, its encoded state and progress, its owner, and the time when it is due
 //   - a flag that reports whether the saga was woken since it was last claimed; see Store.Post
@@ -23,9 +23,9 @@
 //
 // # Use by a Runner
 //
-// A saga.Runner uses a store in this order:
+// A saga.Runner calls the methods of a store in this order:
 //
-//  1. Run calls Check, if the store is a [Checker], and Listen, if it is a [Notifier].
+//  1. When Run starts, it calls Check if the store is a [Checker], and Listen if the store is a [Notifier].
 //  2. Start inserts a saga. If the runner that starts it can run another saga, that runner becomes the new saga's
 //     owner.
 //  3. Claim acquires due sagas: sagas that were started without an owner, that were released, or whose owner has
@@ -56,7 +56,8 @@
 //
 // A store can implement optional interfaces, which a Runner detects with a type assertion:
 //
-//   - [Checker] reports missing tables when Run starts. Without it, every call to the store fails instead.
+//   - [Checker] reports missing tables when Run starts. Without it, Run starts even if tables are missing, and every
+//     call to the store fails.
 //   - [Notifier] notifies runners of due sagas. Without it, if another process has started, released or woken a saga,
 //     the saga waits for up to RunnerConfig.Poll.
 //   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows.

@@ -111,7 +111,7 @@ type checker[S any] struct {
 	verify   []func(testing.TB, Case[S])
 }
 
-// readOnly reports whether Check expects no effect of a step.
+// readOnly reports whether Check expects st to have no effect.
 func readOnly[S any](st *saga.Step[S]) bool { return st.ReadOnly || st.Do == nil && st.DoTx == nil }
 
 // run runs the saga with a trouble in the step at.

@@ -35,7 +35,7 @@ type pending struct {
 	req     store.CommitRequest // a copy, because the caller may have returned
 	done    chan struct{}       // closed when the commit has got a lane, or when its batch has returned
 	lane    bool                // whether the commit has got a lane, in which it is executed by itself
-	receipt *store.Receipt      // nil if the batch has not written the commit
+	receipt *store.Receipt      // the commit's result; nil if the batch has not written the commit
 	err     error               // the batch's error; the commit may have been written despite the error
 }
 

@@ -27,12 +27,12 @@ type queue struct {
 // A source is a queue from which a claim picks sagas.
 type source struct {
 	queue
-	picked int // the number of sagas that the claim has picked
+	picked int // the number of sagas that the claim has already picked from the queue
 	limit  int // the number of sagas that the next statement picks
 	found  int // the number of sagas that the statement has found
 }
 
-// A tenant is a tenant with due sagas.
+// A tenant is a tenant that has due sagas, with the sources of these sagas.
 type tenant struct {
 	name    string
 	sources []*source // the sources, sorted by oldest

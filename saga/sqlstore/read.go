@@ -86,7 +86,8 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 	return list, wrap("children", err)
 }
 
-// union returns the union of text, which may be empty, and query number i.
+// union appends a query to text, which is a union of queries or empty. i is the number of the query, and part of its
+// alias.
 func union(text, query string, i int) string {
 	query = "SELECT * FROM (" + query + ") AS q" + strconv.Itoa(i)
 	if text == "" {

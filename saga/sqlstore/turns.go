@@ -72,7 +72,7 @@ func (p *prepared) prepare(ctx context.Context) error {
 		stmt, err := p.db.PrepareContext(ctx, text)
 		p.mu.Lock()
 		if p.stmts[text] = stmt; err != nil {
-			delete(p.stmts, text) // the next use counts as the first
+			delete(p.stmts, text) // the next use of the text counts as its first use
 		}
 		p.mu.Unlock()
 		if err != nil {

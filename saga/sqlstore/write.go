@@ -297,7 +297,7 @@ func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostReques
 	return rec, nil, nil
 }
 
-// cancel records a request to turn back.
+// cancel records a request that a saga turn back.
 func (s *tables) cancel(ctx context.Context, q sqldb.Querier, id, note string) (rec store.Record, err error) {
 	for {
 		if _, err := q.ExecContext(ctx, s.sql(cancel), note, id); err != nil {

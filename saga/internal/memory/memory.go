@@ -29,7 +29,7 @@ type Store struct {
 	going    map[string]*kept            // the sagas that are running or compensating; Claim considers only these
 	children map[string]map[string]*kept // the children by the ID of their parent and their own ID
 
-	turnsBegun bool   // whether Claim has returned a saga
+	turnsBegun bool   // whether any Claim has returned a saga
 	lastTurn   string // the tenant of the last saga that Claim has returned
 }
 
