@@ -14,20 +14,20 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Describe describes the group as one policy, with the kind and the name of its overflow. See [Group] for the
-// terms member and overflow. In the description:
+// Describe describes the group as one policy, with the kind and the name of its overflow. [Group] defines
+// member and overflow. In the description:
 //
 //   - Each metric is the sum over the overflow and all members, except that a ratio, or a time that can
 //     decrease, is the maximum of their values. The counters of evicted members remain in the sums.
-//   - The health status is Fail if every member's status is Fail. Otherwise it is Warn if the status of any
-//     member, or of the overflow, is not Pass.
+//   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if the status
+//     of any member, or of the overflow, is not Pass.
 //   - The Config is the overflow's Config.
-//   - Update changes the overflow, all existing members and members that are created later. It calls the
-//     caller's change function twice for the overflow and for each existing member, first only to validate.
-//     If any of these policies rejects the change, no policy is changed. In a member that is created later,
-//     the fields that change has modified are set to the overflow's values, unless the member's own
-//     configuration makes these values invalid. A field that holds a function counts as modified unless it
-//     still holds the same function value.
+//   - Update changes the overflow, all existing members and members that are created later. It calls its
+//     argument change twice for the overflow and for each existing member: first only to validate the change,
+//     and then to apply it. If any of these policies rejects the change, no policy is changed. In a member
+//     that is created later, the fields that change has modified are set to the overflow's values, unless the
+//     member's own configuration makes these values invalid. A field that holds a function counts as modified
+//     unless it still holds the same function value.
 //   - The Key of each event is the key of its member. The group observes its members only while the group
 //     itself has an observer.
 //

@@ -9,10 +9,10 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with the error of a failed call and returns fn's result. fn
-// returns nil if it has provided a result for the caller. It returns err to leave the error unchanged. If fn
-// returns a new error, the Middleware joins the new error with err, unless the new error already wraps err.
-// If ctx is already done, the Middleware does not make the call but calls fn with ctx's error.
+// Fallback returns a Middleware that calls fn with the error of a failed call and returns fn's result. If fn
+// has provided a result for the caller, it must return nil. To leave the error unchanged, fn must return err.
+// If fn returns a new error, the Middleware joins the new error with err, unless the new error already wraps
+// err. If ctx is already done, the Middleware does not make the call but calls fn with ctx's error.
 //
 // Put a Fallback first in a chain, because it handles only the errors of the policies inside it. Fallback
 // panics if fn is nil.

@@ -53,9 +53,9 @@ func (c GroupConfig) Validate() error {
 //
 // If the group is full and cannot evict any member, new keys share one extra member, which is called the
 // overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
-// continues to use it while the overflow is in use, but for at most 1 minute. Without this rule, the key
-// could exhaust the overflow's budget and then immediately get a second budget with its own member. A key
-// that does not equal itself, such as NaN, always uses the overflow.
+// continues to use it while the overflow is in use, but for at most 1 minute. Without this rule, a key could
+// exhaust the overflow's budget and then immediately get a second budget with its own member. A key that does
+// not equal itself, such as NaN, always uses the overflow.
 //
 // To limit the rate of calls for each key, use throttle.Group instead: it is used in the same way but needs
 // less memory.

@@ -39,8 +39,8 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 // decides. Otherwise Retryable returns true unless err is nil or [Answered].
 //
 // Retryable returns true for [context.Canceled] and [context.DeadlineExceeded]. These errors do not show
-// whether the caller's ctx is done or only a ctx that was derived for one attempt. In the latter case,
-// another attempt may help.
+// whether the caller's ctx is done or only a ctx that was derived for one attempt. If only the attempt's ctx
+// is done, another attempt may help.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // RetryAfter returns the time to wait before another attempt can help: the result of err's method
@@ -49,8 +49,8 @@ func Retryable(err error) bool { return behavior.Read(err).Retryable }
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Throttled reports whether the dependency rejected the call because the dependency is overloaded. For
-// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. Throttled returns the
-// result of err's method Throttled() bool.
+// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. It returns the result
+// of err's method Throttled() bool, or false if err has no such method.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 
 // IsTimeout reports whether err is a timeout: it matches [context.DeadlineExceeded], or its method Timeout()

@@ -17,7 +17,7 @@
 // Every [Policy], and every [Middleware] of this package, guarantees:
 //
 //   - It runs the function that it was given, fn, on the caller's goroutine, and never after Do has returned.
-//     It does not run fn if ctx is already done.
+//     It does not run fn if the ctx of the call is already done.
 //   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before that, the policy releases the
 //     permit or the slot that the call holds, and stops counting the call as in flight.
 //   - If the policy stops retrying or waiting after fn has failed, it returns an error in which [errors.Is]
@@ -38,8 +38,8 @@
 // The methods may belong to the error itself or to any error that it wraps. If an error and an error that it
 // wraps have the same method, the outer error's method decides. Among errors that [errors.Join] has joined,
 // the first error that has any of the methods decides, with two exceptions. Joined errors are refused only if
-// all of them are refused. Their RetryAfter is the longest RetryAfter of any of them. docs/protocol.md shows
-// how each policy treats each error.
+// all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
+// docs/protocol.md shows how each policy treats each error.
 //
 // # Panics
 //
@@ -49,14 +49,14 @@
 //
 // # Configuration
 //
-// The same rules hold in every package:
+// The following rules for configurations hold in every package:
 //
 //   - The zero value of a field means the default that the field documents.
 //   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off). A
 //     package defines the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
-//   - A policy's Update method takes a function that modifies the current configuration. In that
-//     configuration, defaults are filled in, so c.Queue += 10 works. A field that was never set, and that the
+//   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
+//     filled in when the function is called, so c.Queue += 10 works. A field that was never set, and that the
 //     function does not modify, keeps following its default, even if the default depends on other fields.
 package resilience
 

@@ -45,7 +45,7 @@ func (e *TimeoutError) Timeout() bool { return true }
 // still a success. If the caller's own ctx ends before the limit, the call's error is returned unchanged.
 //
 // The ctx is also canceled when the call returns. A call that receives a response from [net/http.Client.Do]
-// must therefore read the whole body before it returns. Otherwise the body is cut off. In a
+// must therefore read the whole body before it returns. Otherwise the rest of the body is cut off. In a
 // resiliencehttp.Transport, the call can return the response unread, and the limit also covers the reading of
 // the body.
 func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }

@@ -12,8 +12,8 @@ import (
 // hold the call's slot, and timeouts still apply. If the work ends with an error, breakers count a failure. A
 // Work is safe for concurrent use.
 //
-// An adapter calls [BeginWork] before it runs the policies. The innermost function, which opens the
-// connection, calls Continue:
+// An adapter, such as an HTTP transport, calls [BeginWork] before it runs the policies. The innermost
+// function, which opens the connection, calls Continue:
 //
 //	ctx, work := resilience.BeginWork(ctx)
 //	err := policies(func(ctx context.Context) error {
@@ -38,7 +38,7 @@ func BeginWork(ctx context.Context) (context.Context, *Work) {
 
 // WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
 // after Continue was called, because a later call under the same ctx is a separate call. A policy calls the
-// work's OnEnd method to be notified when the work ends. The function [AtEnd] is simpler to use.
+// work's OnEnd method to be notified when the work ends. The function [AtEnd] does this for you.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 
 // Continue makes the work continue after the innermost function has returned. The innermost function must
