@@ -19,8 +19,8 @@ import (
 // ClientConfig configures a [ClientTransport]. The zero ClientConfig is ready to use.
 //
 // The fields Retry, Breaker and Bulkhead have a default for each host, which is used if the field is nil.
-// [Disabled] switches a policy off. A field that is set applies to all hosts together. To have a policy for
-// each host, set it to the By method of a [resilience.Group] with the key [HostOf]:
+// [Disabled] switches a policy off. A policy that is set in a field applies to all hosts together. To have a
+// separate policy for each host, set the field to the result of [resilience.Group.By] for the key [HostOf]:
 //
 //	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{FailureRate: 0.9, Window: 10 * time.Second, OpenFor: time.Second})
@@ -35,8 +35,8 @@ type ClientConfig struct {
 	Name string
 
 	// Timeout limits a whole request: its attempts, the waits between them, and the reading of the response.
-	// Zero means 30 seconds until the response starts, and then 10 minutes for reading the response. The 10
-	// minutes exist because a body that is never closed would otherwise hold its slot forever.
+	// Zero means 30 seconds until the response starts, and then 10 minutes for reading the response. Without
+	// the limit of 10 minutes, a body that is never closed would hold its slot forever.
 	// [resilience.Unlimited] means no limit. Each redirect is a separate request with its own Timeout.
 	Timeout time.Duration
 
@@ -68,9 +68,10 @@ type ClientConfig struct {
 	// ProbeTimeout is ResponseHeaderTimeout, AttemptTimeout or 30 seconds, whichever is shortest.
 	//
 	// If a request fails because the caller's deadline has passed, the default breaker counts a failure only
-	// if the caller had left the host enough time. Enough is 0.9 seconds, or 90% of ResponseHeaderTimeout or
-	// AttemptTimeout if that is shorter. If your callers have shorter deadlines, set ResponseHeaderTimeout or
-	// AttemptTimeout to less than these deadlines. Otherwise a host that hangs does not open the breaker.
+	// if the caller had left the host enough time. Enough time is 0.9 seconds, or 90% of
+	// ResponseHeaderTimeout or AttemptTimeout if that is shorter. If your callers have shorter deadlines, set
+	// ResponseHeaderTimeout or AttemptTimeout to less than these deadlines. Otherwise a host that hangs does
+	// not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
@@ -81,15 +82,15 @@ type ClientConfig struct {
 
 	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been
 	// read. The default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a
-	// slot, each for up to 3 seconds. If a host can process only fewer requests concurrently, the others
+	// slot, each for up to 3 seconds. If a host can process fewer than 100 requests concurrently, requests
 	// queue in the host. For such hosts, use a group of bulkheads of package bulkhead/adaptive, which find
 	// the right limit for each host themselves.
 	Bulkhead resilience.Middleware
 
-	// The fields below have the same meaning as in [Transport], but a nil Base has a different default. If
-	// [http.DefaultTransport] is an [http.Transport], nil means a copy of it. If the copy receives nothing on
-	// an HTTP/2 connection for 15 seconds, it sends a ping. If there is no reply within 5 seconds, it closes
-	// the connection.
+	// The fields below have the same meaning as in [Transport], except for a nil Base. If
+	// [http.DefaultTransport] is an [http.Transport], a nil Base means a copy of it that checks HTTP/2
+	// connections: if the copy receives nothing on a connection for 15 seconds, it sends a ping, and if no
+	// reply arrives within 5 seconds, it closes the connection.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration

@@ -27,8 +27,8 @@ const healthTimeout = time.Second
 //	]}
 //
 // The response does not contain details and errors, because they may contain secrets. The overall status is
-// "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is 200 in both cases, so
-// an orchestrator does not restart the process because of a dependency that is down. The ctx that the health
+// "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is always 200, so an
+// orchestrator does not restart the process because of a dependency that is down. The ctx that the health
 // checks of the policies receive is canceled after 1 second.
 //
 // Reference: Health Endpoint Monitoring in the Cloud Design Patterns catalog

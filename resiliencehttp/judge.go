@@ -58,10 +58,12 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be sent again.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// Answered reports whether the status shows that the server works. It returns true for each status below 500.
+// Answered reports whether the status shows that the server works. This is the case for each status below
+// 500.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
-// Throttled reports whether the server rejected the request to shed load. It returns true for 429, 503 and 529.
+// Throttled reports whether the server rejected the request to shed load. This is the case for 429, 503 and
+// 529.
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 
 func overloaded(code int) bool {
@@ -87,8 +89,9 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 //   - For any other status, it returns nil. Only the caller knows whether 404 or 409 is a failure, and a
 //     retry does not help against 501.
 //
-// The StatusError is Retryable if the request may be repeated. The [Transport] of the request decides this.
-// If the request does not belong to a Transport, its method and its idempotency key decide.
+// The StatusError is Retryable if the request may be repeated. The request's [Transport] decides whether the
+// request may be repeated. If the request does not belong to a Transport, its method and its idempotency key
+// decide.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false

@@ -185,13 +185,13 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 //     matches [context.DeadlineExceeded].
 //   - 503 if an upstream server is overloaded: err is a [*StatusError] with the status 429, 503 or 529. The
 //     response passes on the Retry-After of err.
-//   - 503 for any other err if net/http reports that the client has disconnected. net/http also reports this
-//     for a client that has closed only its sending side. Without the 503, such a client would receive an
-//     empty response with status 200.
+//   - 503 for any other err if net/http reports that the client has disconnected. net/http also reports a
+//     disconnection if the client has closed only its sending side. Without the 503, such a client would
+//     receive an empty response with status 200.
 //
 // The response does not contain the text of err. In all other cases, Refuse writes nothing and returns false.
-// This includes the error of a retrier whose first attempt failed and whose second attempt was refused by an
-// open breaker, because the first attempt was made.
+// For example, Refuse returns false for the error of a retrier whose second attempt was refused by an open
+// breaker, because the first attempt was made and failed.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	// After a deadline, r's ctx is also done, but the client still waits for a response.
 	disconnected := errors.Is(r.Context().Err(), context.Canceled)

@@ -31,9 +31,9 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // port, the port is 80 for http or 443 for https.
 //
 // Prepare runs inside the policies. If Prepare changes the server that the request is sent to, HostOf still
-// returns the original server, and its policies count the failures of the new server. Change the server in a
-// RoundTripper outside the Transport instead, or use a separate Transport for each server, as with
-// [Failover].
+// returns the original server, and the original server's policies count the failures of the new server.
+// Change the server in a RoundTripper outside the Transport instead, or use a separate Transport for each
+// server, as with [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host

@@ -191,8 +191,8 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the body. For the policies, the call has then ended without an error, even if the body was not
-// read to its end.
+// Close closes the body. Even if the body was not read to its end, the policies see that the call has ended
+// without an error.
 func (b *body) Close() error {
 	b.closing.Store(true) // the error of a Read that Close interrupts is not a failure of the server
 	defer b.finish(nil, false)
@@ -247,9 +247,9 @@ func (b *body) result(err error, waiting bool) error {
 // to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure finds the
 // policies through resp.Request, so the Body may be wrapped.
 //
-// A body that was read to its end counts as a success. If a stream ends without its last event, this counts
-// as a failure only if the Body of Base returns [io.ErrUnexpectedEOF], or if ReportFailure is called before
-// the Body returns io.EOF.
+// A body that was read to its end counts as a success. A stream that ends without its last event counts as a
+// failure only in two cases: Base's body returns [io.ErrUnexpectedEOF], or the caller calls ReportFailure
+// before the Body returns io.EOF.
 func ReportFailure(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
@@ -311,9 +311,10 @@ type connBody struct {
 func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
-// An Ahead lets a Judge read up to 64 KiB of a response's body. These bytes remain available to the caller,
-// who reads the body from its start. The first byte must arrive within ResponseHeaderTimeout, and each
-// further wait is limited by Idle. If reading the body fails, the attempt fails, whatever the Judge returns.
+// An Ahead lets a Judge read up to 64 KiB of a response's body. The caller can still read these bytes: the
+// Body that it receives starts at the first byte. The first byte must arrive within ResponseHeaderTimeout,
+// and each further wait is limited by Idle. If reading the body fails, the attempt fails, whatever the Judge
+// returns.
 //
 // An Ahead returns the same bytes as the Body: if net/http decompresses the body, the bytes are decompressed.
 // If the response has no body (HEAD, or status 101, 204 or 304), the methods return [io.EOF].

@@ -21,11 +21,11 @@ import (
 //	http.ListenAndServe(addr, api.ThrottleBy(tenants, tenant)(api.Bulkhead(slots)(handler)))
 //
 // The response to a refused request has the status 429 if the client is over a limit, 413 if the request
-// costs more than the limit can ever allow, and 503 otherwise. Its body is a problem document (RFC 9457). It
-// has a Cache-Control of no-store. It also has a Retry-After of at least 1 second, unless a retry can never
-// succeed.
+// costs more than the limit can ever allow, and 503 otherwise. Its body is a problem document (RFC 9457). The
+// response has a Cache-Control of no-store and a Retry-After of at least 1 second. If a retry can never
+// succeed, it has no Retry-After.
 //
-// Header fields that describe the body that the handler would have sent, such as ETag, are removed. One
+// A refusal removes header fields that describe the body of the original response, such as ETag. One
 // exception is a Content-Encoding that was set before the middleware received the request: it belongs to an
 // outer ResponseWriter that compresses. [Server.Refuse] also removes the Content-Encoding.
 type Server struct {
@@ -44,8 +44,8 @@ type Server struct {
 	// inside [Server.Bulkhead]. Without it, a client that sends a header but no body would hold its slot
 	// forever. After BodyIdle, Read returns a [*resilience.TimeoutError], and net/http closes the connection
 	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body
-	// of a CONNECT, or a connection after [http.ResponseController.Hijack]. It also does not stop a client
-	// that keeps sending a few bytes at a time. The ReadTimeout of the [http.Server] does.
+	// of a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that keeps sending a few
+	// bytes at a time is limited only by the ReadTimeout of the [http.Server].
 	//
 	// Zero means 30 seconds. [resilience.Unlimited] means no limit; use it for request streams whose sender
 	// may pause. If the ResponseWriter does not support SetReadDeadline, BodyIdle has no effect.
@@ -106,10 +106,10 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 // rightmost address in forwarded that is not trusted. The client may have forged the addresses to the left.
 // If all addresses in forwarded are trusted, ClientAddress returns the leftmost one.
 //
-// If ClientAddress finds a malformed address on its way from the right, it returns the proxy's address, so
-// all clients that send malformed fields share one limit. Trust a proxy only if it appends the client's
-// address to the field of each request. A remote without an IP address, such as a Unix socket, is returned
-// unchanged.
+// ClientAddress reads X-Forwarded-For from right to left. If it finds a malformed address first, it returns
+// the proxy's address, so all clients that send malformed fields share one limit. Trust a proxy only if it
+// appends the client's address to the field of each request. A remote without an IP address, such as a Unix
+// socket, is returned unchanged.
 func ClientAddress(remote string, forwarded []string, trusted ...netip.Prefix) string {
 	addr, ok := parseNode(remote)
 	if !ok {

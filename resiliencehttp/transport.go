@@ -46,19 +46,19 @@ import (
 //
 // Policies can retry only requests that may be repeated. These are requests with the methods GET, HEAD,
 // OPTIONS, TRACE, PUT and DELETE (RFC 9110, section 9.2.2), and requests with a header field Idempotency-Key
-// or X-Idempotency-Key. Their body must be rewindable: there must be a GetBody, or a copy of the body as
-// MaxBuffer allows. Any other request, such as a POST, is retried only if it was certainly never sent, or if
-// Judge returned [Resend].
+// or X-Idempotency-Key. The body of such a request must also be rewindable: the request must have a GetBody,
+// or MaxBuffer must allow a copy of the body. Any other request, such as a POST, is retried only if it was
+// certainly never sent, or if Judge returned [Resend].
 //
 // When an attempt has received a response, Judge decides whether the attempt has failed, usually by the
-// status. The policies then see an error. The caller receives the response of the last attempt, even if it is
-// a failed one, with its body open. The Timeout of an http.Client acts as the caller's deadline. The
-// deprecated field Cancel of a request is ignored.
+// status. If it has failed, the policies see an error instead of the response. The caller receives the
+// response of the last attempt, even if it is a failed one, with its body open. The Timeout of an http.Client
+// acts as the caller's deadline. The deprecated field Cancel of a request is ignored.
 //
 // A request may fail because the request itself is invalid, for example because of an invalid header, or
-// because reading its body failed. This is neither a success nor a failure of the host, so the policies see a
-// refusal. The request is not retried. For the caller, and for policies around the http.Client, the error is
-// an answer: see [resilience.Answered].
+// because reading its body failed. An invalid request is neither a success nor a failure of the host, so the
+// policies see a refusal. The request is not retried. For the caller, and for policies around the
+// http.Client, the error is an answer: see [resilience.Answered].
 //
 // The body of a successful response may still fail: the connection breaks before its end, or the caller waits
 // for data until Idle or a timeout expires. A breaker then replaces the attempt's success by a failure. The
@@ -66,18 +66,18 @@ import (
 // of the server.
 //
 // After a successful attempt, the bulkhead still holds the slot, and timeouts still apply, until the caller
-// has read the body to its end or closed it, or until ctx is done. The caller must make sure that this
-// happens. If bodies are never closed, their slots are never released, and later calls fail with
-// bulkhead.ErrFull. Your own middleware can hold a resource for the same time with [resilience.AtEnd].
+// has read the body to its end or closed it, or until ctx is done. The caller must therefore read each body
+// to its end or close it. If bodies are never closed, their slots are never released, and later calls fail
+// with bulkhead.ErrFull. Your own middleware can hold a resource until the body ends with [resilience.AtEnd].
 //
 // A stream of events, or the connection after 101 Switching Protocols, holds its slot until it ends. No
-// timeout ends a connection after 101. Use a separate Transport for streams.
+// timeout ends a connection after 101 Switching Protocols. Use a separate Transport for streams.
 //
 // An attempt ends when its response ends. If the upload of the request's body is still in progress, it is cut
-// off. net/http itself does the same over HTTP/1.1, and for any status of 300 or above.
+// off. net/http itself also cuts off such an upload over HTTP/1.1, and for any status of 300 or above.
 //
 // A failed response holds no slot while its body is read. If another attempt may follow, the Transport reads
-// up to 64 KiB of the failed response, for at most 1 second. Without this, net/http could not reuse the
+// up to 64 KiB of the failed response, for at most 1 second. If it did not, net/http could not reuse the
 // connection.
 //
 // The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are
@@ -92,12 +92,12 @@ type Transport struct {
 	// nil means the value that http.DefaultTransport had when the program started.
 	//
 	// The network may silently drop a connection between two requests. The Transport therefore abandons a
-	// reused connection on which an attempt received nothing until a timeout of this module expired. It does
-	// the same if the caller's deadline passed at least 0.9 seconds after the attempt had got the connection.
-	// If Base is an [http.Transport], the next attempt dials a new connection, and other requests on an
-	// abandoned HTTP/2 connection can finish. For any other Base, the Transport calls CloseIdleConnections,
-	// and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, that attempt is the last one
-	// on its connection.
+	// reused connection on which an attempt received nothing until a timeout of this module expired. It also
+	// abandons a connection if the caller's deadline passed at least 0.9 seconds after the attempt had got
+	// the connection. If Base is an [http.Transport], the next attempt dials a new connection, and other
+	// requests on an abandoned HTTP/2 connection can finish. For any other Base, the Transport calls
+	// CloseIdleConnections, and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, that
+	// attempt is the last one on its connection.
 	Base http.RoundTripper
 
 	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies it once, at the
@@ -123,12 +123,12 @@ type Transport struct {
 
 	// ResponseHeaderTimeout is the maximum time to wait for the header of the response after the whole
 	// request has been written. It also limits, separately, the time to dial. The time to upload the
-	// request's body does not count, and neither does a wait for a free connection of Base. If the wait takes
-	// longer, the attempt fails, which counts as a failure of the server, and another attempt may follow.
-	// Zero or less means no limit.
+	// request's body does not count, and neither does a wait for a free connection of Base. If the header
+	// does not arrive in time, the attempt fails, which counts as a failure of the server, and another
+	// attempt may follow. Zero or less means no limit.
 	//
-	// This requires a Base that calls the hooks of [net/http/httptrace]. With any other Base, the time starts
-	// when the request's body has been read to its end, and includes dialing.
+	// If Base does not call the hooks of [net/http/httptrace], the time starts when the request's body has
+	// been read to its end, and includes dialing.
 	ResponseHeaderTimeout time.Duration
 
 	// HoldBody delays a response until the first byte of its body, or the end of the body, has arrived.
