@@ -15,9 +15,9 @@
 // start a second call. To retry failures, put a retry.Retrier around Do. When one call succeeds, the other
 // call is canceled. Policies inside the canceled call do not count the cancellation as a failure.
 //
-// A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Such a function
-// would have to store its result in a variable, and the two calls would write that variable concurrently. The
-// functions of a Hedger return their values instead.
+// A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Two hedged calls
+// of such a function would have to store their results in the same variable, and would write it concurrently.
+// The functions that a Hedger calls return their values instead.
 package hedge
 
 import (
@@ -54,13 +54,14 @@ type Config struct {
 	Quantile float64
 	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
 	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
-	// ten allowed second calls. A first call that an inner policy refused allows none, and a second call that
-	// an inner policy refused does not count. Zero means 0.1. [Unlimited] means no limit.
+	// ten allowed second calls. A first call that an inner policy refused allows no second call. A second
+	// call that an inner policy refused does not use up the allowance. Zero means 0.1. [Unlimited] means no
+	// limit.
 	Ratio float64
 	// Discard, if not nil, is called with the value of each successful call that Do does not return. It can
 	// close the value, for example. Do calls Discard before it returns. If Discard is set, Do does not cancel
-	// the ctx of the winning call, because the returned value may still need it. That ctx is released only
-	// when the ctx of Do is done, so do not call Do with a ctx that lives as long as the program.
+	// the ctx of the winning call, because the returned value may still need it. The winner's ctx is released
+	// only when the ctx of Do is done, so do not call Do with a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -104,10 +105,10 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn. If this first call takes longer than the delay, and [Config].Ratio allows a second call, Do
-// calls fn again on another goroutine. Do returns the value of the call that succeeds first and cancels the
-// other call. If both calls fail, Do returns both errors, joined. Do returns only after both calls have
-// returned, so fn must respect its ctx.
+// Do calls fn. If this first call takes longer than the delay in [Config], and Config.Ratio allows a second
+// call, Do calls fn again on another goroutine. Do returns the value of the call that succeeds first and
+// cancels the other call. If both calls fail, Do returns both errors, joined. Do returns only after both
+// calls have returned, so fn must respect its ctx.
 //
 // If a call panics or exits its goroutine, Do cancels the other call. The panic or the exit then continues on
 // the caller's goroutine. If the second call panicked, the value of the panic is an error with a method
