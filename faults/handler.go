@@ -10,9 +10,9 @@ import (
 // Handler returns an http.Handler that serves requests with next and injects the faults of a script.
 //
 // If the request's ctx is done during a Latency or a Hang, the handler returns without writing a response.
-// The middleware that set the ctx's deadline must write one. If a body with a Content-Length is not longer
-// than Bytes, a Reset has no effect on the client, because the client has already received the whole body.
-// After a Refuse, net/http's client may resend a request on its own.
+// The middleware that set the ctx's deadline must write the response. If a body with a Content-Length is not
+// longer than Bytes, a Reset has no effect on the client, because the client has already received the whole
+// body. If the fault is Refuse, net/http's client may resend the request on its own.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := s.next()

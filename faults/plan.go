@@ -11,25 +11,27 @@ import (
 type Kind string
 
 const (
-	// Latency delays the call by Delay plus a random time of up to Spread. If ctx is done during the delay,
-	// the call is not made.
+	// Latency delays the call by [Plan].Delay plus a random time of up to Plan.Spread. If ctx is done during
+	// the delay, the call is not made.
 	Latency Kind = "latency"
-	// Fail makes the call fail with Err without running it. A Handler responds with Status instead.
+	// Fail makes the call fail with [Plan].Err without running it. A [Handler] responds with the HTTP status
+	// Plan.Status instead.
 	Fail Kind = "fail"
-	// Status responds with the HTTP status Status and the header field Retry-After, without making the call.
-	// Func returns an error that has the RetryAfter.
+	// Status responds with the HTTP status [Plan].Status and the time Plan.RetryAfter, without making the
+	// call. A [Func] returns an error that has this RetryAfter.
 	Status Kind = "status"
 	// Hang waits until ctx is done, without making the call.
 	Hang Kind = "hang"
 	// Refuse makes the call fail as if the server's port were closed, with an error that wraps
 	// syscall.ECONNREFUSED. A Handler closes the connection or, over HTTP/2, resets the stream.
 	Refuse Kind = "refuse"
-	// Reset makes the call and breaks the connection while the response's body is read: after Bytes bytes, or
-	// at the end of a shorter body, Read returns an error that wraps syscall.ECONNRESET. Func returns such an
-	// error if the call succeeds. A Handler closes the connection or, over HTTP/2, resets the stream.
+	// Reset makes the call and breaks the connection while the response's body is read. After [Plan].Bytes
+	// bytes, or at the end of a shorter body, Read returns an error that wraps syscall.ECONNRESET. A [Func]
+	// returns such an error if the call has succeeded. A Handler closes the connection or, over HTTP/2,
+	// resets the stream.
 	Reset Kind = "reset"
-	// SlowBody makes the call and delivers the body of its response at Rate bytes per second, in up to 10
-	// pieces per second. Func waits for Delay after a successful call.
+	// SlowBody makes the call and delivers the body of its response at [Plan].Rate bytes per second, in up to
+	// 10 pieces per second. A [Func] waits for Plan.Delay after a successful call.
 	SlowBody Kind = "slow_body"
 )
 
@@ -43,26 +45,28 @@ type Plan struct {
 	At time.Duration
 	// For is the duration of the plan. Zero means that the plan does not end.
 	For time.Duration
-	// Share, in (0, 1], is the probability that the plan applies to a call. A plan that is not a Latency
-	// considers only the calls that no earlier plan ends. Zero means 1.
+	// Share, in (0, 1], is the probability that the plan applies to a call. Plans other than Latency are
+	// considered only for calls that no earlier plan ends. Zero means 1.
 	Share float64
 	// Count is the maximum number of calls that the plan applies to. Zero means no limit.
 	Count int
 
-	// Delay is the minimum delay of a Latency, and Spread is the maximum random time that is added to it.
-	// Delay is also the time that Func waits for a SlowBody.
+	// Delay is the minimum delay of a Latency plan, and Spread is the maximum random time that is added to
+	// it. Delay is also the time that a [Func] waits for a SlowBody plan.
 	Delay, Spread time.Duration
-	// Err is the error of a Fail. Nil means ErrInjected.
+	// Err is the error of a Fail plan. Nil means [ErrInjected].
 	Err error
-	// Status, in [200, 599], is the HTTP status of a Status, and of a Fail in Handler. Zero means 503.
+	// Status, in [200, 599], is the HTTP status with which a Status plan responds, and a Fail plan in a
+	// [Handler]. Zero means 503.
 	Status int
-	// RetryAfter is the time after which the client may retry, for a Status and for a Fail in Handler. In an
-	// HTTP response, it is rounded up to whole seconds. Zero means that the response has no Retry-After.
+	// RetryAfter is the time after which the client may retry. It is sent by a Status plan, and by a Fail
+	// plan in a [Handler]. In an HTTP response, it is rounded up to whole seconds. Zero means that the
+	// response has no Retry-After.
 	RetryAfter time.Duration
-	// Bytes is the number of bytes of the body that a Reset delivers before it breaks the connection. Zero
-	// means that only the header is delivered.
+	// Bytes is the number of bytes of the body that a Reset plan delivers before it breaks the connection.
+	// Zero means that only the header is delivered.
 	Bytes int64
-	// Rate is the number of bytes per second that a SlowBody delivers. Zero means 1000.
+	// Rate is the number of bytes per second that a SlowBody plan delivers. Zero means 1000.
 	Rate int
 }
 
