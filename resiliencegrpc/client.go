@@ -25,8 +25,9 @@ import (
 // A Client specifies how the calls on a connection pass through policies. Every field is optional.
 //
 // An attempt is one unary call that is sent to the server, or one opening of a stream. The policies run
-// around the attempts, on the caller's goroutine. They see the error of a failed attempt as a [*StatusError].
-// The caller receives the last attempt's error unchanged from gRPC, unless a policy wrapped it.
+// around the attempts, on the caller's goroutine. The policies see the error of a failed attempt as a
+// [*StatusError]. The caller receives the last attempt's error unchanged from gRPC, unless a policy wrapped
+// it.
 //
 // # Streams
 //
@@ -64,7 +65,7 @@ import (
 // Each call needs an HTTP/2 stream. If a connection already has as many streams as the server allows
 // (MaxConcurrentStreams), the call waits. If the call ends during that wait, the policies ignore its result.
 // If the wait ends in time, a timeout of the Middleware still includes the wait, because gRPC does not report
-// its duration. Such a timeout may count as a failure of the server.
+// its duration. A timeout that expires during the wait may then count as a failure of the server.
 //
 // The policies also ignore the result of a call that cannot be sent because this process has no file
 // descriptor or local port left. gRPC reports this only in the text of an error.
@@ -78,9 +79,9 @@ type Client struct {
 	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
 	// after Middleware itself has returned. Nil means no policies.
 	//
-	// Middleware may itself make a call before a stream is opened, to get a token for example. It must use a
-	// different ctx for that call. Otherwise the policies of that call would observe the stream's end as the
-	// end of that call.
+	// Middleware may itself make a call before a stream is opened, to get a token for example. Middleware
+	// must use a different ctx for such a call. Otherwise the policies of that call would treat the stream's
+	// end as the end of that call.
 	Middleware resilience.Middleware
 
 	// Replayable reports whether the calls of a method may be sent more than once, because repeating a call
@@ -108,9 +109,9 @@ type Client struct {
 }
 
 // DialOptions returns options for [grpc.NewClient] that add the interceptors of c. Interceptors run in the
-// order in which options add them. An interceptor that was added before these runs once for each call. An
-// interceptor that was added after these runs once for each attempt. If c has no Middleware, StreamSlots and
-// Idle, DialOptions returns no options.
+// order in which options add them. An interceptor that was added before those of c runs once for each call.
+// An interceptor that was added after those of c runs once for each attempt. If c has no Middleware,
+// StreamSlots and Idle, DialOptions returns no options.
 //
 // The options disable all retries that a service config specifies (see [grpc.WithDisableRetry]). gRPC still
 // repeats a call once if the server has certainly not processed it. The policies do not see this transparent

@@ -41,16 +41,16 @@
 //   - A call is repeated if its method is safe to repeat: the method's idempotency_level in the .proto file
 //     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for it. A call of any other method
 //     is repeated only if it was certainly never sent.
-//   - A call that failed with UNAVAILABLE is retried. After RESOURCE_EXHAUSTED or any other status, a call is
-//     retried only if the server specifies when to retry. See [StatusError].
+//   - Retriers retry a call that failed with UNAVAILABLE. After RESOURCE_EXHAUSTED or any other status, they
+//     retry a call only if the server specifies when to retry. See [StatusError].
 //   - The policies guard the opening of a stream. A stream that was opened is not repeated, and the status
 //     that it ends with is its result. Client.StreamSlots and Client.Idle limit open streams. If a stream
 //     fails in a way that its status does not show, [ReportFailure] reports the failure to the policies.
-//   - The caller of a stream must call RecvMsg until it returns an error or io.EOF, or must cancel the ctx.
-//     gRPC itself requires this.
+//   - As gRPC itself requires, the caller of a stream must call RecvMsg until it returns an error or io.EOF,
+//     or must cancel the ctx.
 //   - Health checks bypass the policies: see Client.Exempt.
-//   - Retries that a gRPC service config specifies are disabled. Otherwise each attempt of a retrier would
-//     itself be retried by gRPC.
+//   - Retries that a gRPC service config specifies are disabled. If they were not, gRPC would retry each
+//     attempt of a retrier several times.
 //
 // # Servers
 //

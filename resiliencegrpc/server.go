@@ -25,21 +25,21 @@ import (
 // Every field is optional. Each call passes first Limit, then Slots, then Middleware, and finally reaches its
 // handler. A stream is one call, which lasts until its handler returns.
 //
-// A refused call ends with
+// A refused call ends with one of these statuses:
 //
-//   - RESOURCE_EXHAUSTED if a limit is used up,
+//   - RESOURCE_EXHAUSTED if a limit is used up.
 //   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call
-//     for another reason, such as an outage of its store or too many keys,
+//     for another reason, such as an outage of its store or too many keys.
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
-// If the policy specifies when to retry, the status has a RetryInfo detail with that time, and the trailer
-// grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer is -1. The client receives no other
-// information about the policy. All of this also applies if a handler returns the error of a policy that
-// refused one of its own calls, such as the open breaker of a database.
+// If the policy that refused the call specifies when to retry, the status has a RetryInfo detail with that
+// time, and the trailer grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer is -1. The
+// client receives no other information about the policy. The same statuses apply if a handler returns the
+// error of a policy that refused one of the handler's own calls, such as the open breaker of a database.
 //
 // The Middleware sees a handler's error as a [*StatusError]. If the client cancels the call, if its
-// connection breaks, or if its deadline passes, the ctx of the policies is also done. The policies then treat
-// an error of the handler as a cancellation by the caller, and not as a failure. A timeout of the Middleware
+// connection breaks, or if its deadline passes, the ctx of the policies is also done. The policies then
+// attribute an error of the handler to the client's cancellation or deadline. A timeout of the Middleware
 // cancels the ctx of a stream's handler, but does not interrupt RecvMsg and SendMsg while they wait for the
 // client.
 //
@@ -70,8 +70,8 @@ type Server struct {
 	// further policies.
 	Middleware resilience.Middleware
 
-	// Exempt reports whether the calls of a method bypass all of these policies. method is the full name,
-	// such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
+	// Exempt reports whether the calls of a method bypass all policies of the Server. method is the full
+	// name, such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
 	// grpc.reflection.*.ServerReflection. If a server without free capacity refused health checks, its load
 	// balancer would consider it down.
 	Exempt func(method string) bool
@@ -247,14 +247,15 @@ func awaitEnd(ctx context.Context) {
 	}
 }
 
-// ClientIP returns a function that returns the address of a call's client, as a key for limits. The key is an IPv4
-// address, or the /64 prefix of an IPv6 address, because a client usually has all addresses of its /64.
+// ClientIP returns a function that returns the address of a call's client, as a key for limits. The key is an
+// IPv4 address, or the /64 prefix of an IPv6 address, because a client usually has all addresses of its /64
+// prefix.
 //
-// Usually the client's address is the remote address of the connection. If that is the address of a trusted
-// proxy, ClientIP reads the metadata x-forwarded-for and returns the rightmost address in it that is not
-// trusted. The client may have forged the addresses to the left. If the metadata is malformed, the result is
-// the proxy's address, and all clients that send malformed metadata share one limit. Trust a proxy only if it
-// appends the client's address to the metadata of each call. Without trusted proxies, all clients behind a
+// Usually the client's address is the remote address of the connection. If the remote address belongs to a
+// trusted proxy, ClientIP reads the metadata x-forwarded-for and returns the rightmost address in it that is
+// not trusted. The client may have forged the addresses to the left. If the metadata is malformed, the result
+// is the proxy's address, and all clients that send malformed metadata share one limit. Trust a proxy only if
+// it appends the client's address to the metadata of each call. Without trusted proxies, all clients behind a
 // proxy share the proxy's address.
 //
 // If the connection has no IP address, like a Unix socket, the key is the connection's address as text.

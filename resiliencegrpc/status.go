@@ -25,16 +25,16 @@ import (
 //	CANCELED, if the ctx has ended         ignored
 //	RESOURCE_EXHAUSTED and every other     answered: the server works
 //
-// Policies ignore a call that fails because of the caller's own mistake. For example, its metadata cannot be
-// sent, or its message cannot be encoded.
+// Policies ignore a call that fails because of the caller's own mistake. For example, the call's metadata
+// cannot be sent, or its message cannot be encoded.
 //
 // If the status has a RetryInfo detail, or if there is a trailer grpc-retry-pushback-ms, the call is worth
-// another attempt after the given time, whatever its status. If there are both, the longer time counts. A
-// negative trailer means that another attempt cannot help. A call is retried only if it may also be repeated:
-// see [Client].
+// another attempt after the given time, whatever its status. If there are both a RetryInfo and a trailer, the
+// longer time counts. A negative trailer means that another attempt cannot help. A call is retried only if it
+// may also be repeated: see [Client].
 //
 // RESOURCE_EXHAUSTED without a time is not worth another attempt, because it may mean that a request or a
-// response is too large. Another attempt would fail in the same way.
+// response is too large. If so, another attempt would fail in the same way.
 type StatusError struct {
 	Method string     // the full method: "/users.v1.Users/Get"
 	Code   codes.Code // the code of the status

@@ -169,8 +169,9 @@ type innerCtx struct {
 	attempt         context.Context
 }
 
-// Value returns the value of key in the attempt's ctx. If that value is itself a ctx, package context is
-// looking for the ctx that it can cancel. Value then returns the stream's value instead.
+// Value returns the value of key in the attempt's ctx. If that value is itself a ctx, the caller is package
+// context, which looks for the ctx that it can cancel. In that case, Value returns the stream's value
+// instead.
 func (c *innerCtx) Value(key any) any {
 	v := c.attempt.Value(key)
 	if _, isCtx := v.(context.Context); isCtx {
@@ -204,7 +205,7 @@ func (s *stream) RecvMsg(m any) error {
 }
 
 // SendMsg sends a message. If SendMsg returns io.EOF, gRPC reports the stream's status separately, through
-// RecvMsg and finish. Any other error means that the stream has ended on the client.
+// RecvMsg and finish. Any other error of SendMsg means that the stream has ended on the client.
 func (s *stream) SendMsg(m any) error {
 	timer := s.await()
 	err := s.ClientStream.SendMsg(m)

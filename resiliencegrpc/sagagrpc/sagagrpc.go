@@ -1,5 +1,5 @@
-// Package sagagrpc sends the commands of a saga's steps over gRPC. On the server of the participant, it
-// passes the command to the handler, which calls [saga.Apply].
+// Package sagagrpc sends the commands of a saga's steps over gRPC. On the server, which is called the
+// participant, it passes the command to the RPC's handler, which calls [saga.Apply].
 package sagagrpc
 
 import (
@@ -38,7 +38,7 @@ const (
 // ASCII.
 //
 // Only the saga should retry the RPC. Do not use a retryPolicy of gRPC, or a retrier around a step whose
-// Attempts is 1. With such retries, the saga sees only the last response. If the server declines the second
+// Attempts is 1. With other retries, the saga sees only the last response. If the server declines the second
 // request, the saga would conclude that the server also declined the first request, which may have taken
 // effect.
 func Send(ctx context.Context, send func(context.Context) error) error {
@@ -61,7 +61,7 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 //     Unimplemented, AlreadyExists and DataLoss become a [saga.Permanent]: the step is not retried, but may
 //     have taken effect.
 //   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect.
-//     After any other such error, the step may have taken effect and is retried.
+//     After any other unchanged error, the step may have taken effect and is retried.
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -102,10 +102,10 @@ func Context(ctx context.Context) (context.Context, error) {
 }
 
 // Error converts the error of [saga.Apply] to the error that the RPC's handler must return. [Result] decodes
-// it on the client. The error of a [saga.Permanent] or a resilience.Answer gets the code FailedPrecondition,
-// unless it already has a code. A [saga.Declined] also gets an ErrorInfo, by which Result recognizes it.
-// Apply returns such an error, for example, for a Do that arrives after its Undo. Any other error, such as an
-// answer whose Retryable method returns true, is returned unchanged.
+// the returned error on the client. The error of a [saga.Permanent] or a resilience.Answer gets the code
+// FailedPrecondition, unless it already has a code. A [saga.Declined] also gets an ErrorInfo, by which Result
+// recognizes it. Apply returns a Declined error, for example, for a Do that arrives after its Undo. Any other
+// error, such as an answer whose Retryable method returns true, is returned unchanged.
 func Error(err error) error {
 	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err
