@@ -22,11 +22,10 @@
 //
 // The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process. This
 // does not suffice to make a write safe, because a process can be paused between the check of its ctx and the write,
-// and clocks can jump. A write is safe with one of these:
+// and clocks can jump. There are two ways to make a write safe:
 //
-//   - [Term.Fence] in the transaction that writes. The store must be in the same database; see package sqllease.
-//   - [Term.Epoch] in the request, if the resource rejects epochs that are lower than the highest epoch it has
-//     received.
+//   - Call [Term.Fence] in the transaction that writes. The store must be in the same database; see package sqllease.
+//   - Send [Term.Epoch] in each request to a resource that rejects epochs lower than the highest epoch it has received.
 //
 // Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. For example, a
 // store measures the TTL with its own clock. If that clock is set forward, leases end early, and the leader may notice
@@ -243,9 +242,9 @@ func (c *Candidate) ownsLease(rec Record, token string, sent time.Time) bool {
 	return rec.Token == token && rec.Held() && time.Now().Before(c.endOf(sent))
 }
 
-// endOf returns the time when a term ends whose last request or renewal was sent at the time sent. The term ends before
-// the store can give the lease to another process, because the TTL starts in the store only when the request has
-// arrived.
+// endOf returns the time when a term ends. sent is the time when the term's last request or renewal was sent. The term
+// ends before the store can give the lease to another process, because the TTL starts in the store only when the
+// request has arrived.
 func (c *Candidate) endOf(sent time.Time) time.Time { return sent.Add(c.cfg.TTL - c.cfg.Margin) }
 
 // withdraw releases the lease that the store may have granted to token in a call whose answer did not arrive.

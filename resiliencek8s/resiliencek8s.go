@@ -82,8 +82,8 @@
 //
 // Errors of the API server are wrapped. Use the functions of k8s.io/apimachinery/pkg/api/errors: IsForbidden reports
 // missing rights, and IsNotFound reports a namespace that does not exist. If another program, such as one with
-// client-go's leaderelection, uses the same Lease object, the Store does not change the object. It returns an error
-// that says that the object has a holder and no epoch.
+// client-go's leaderelection, uses the same Lease object, the Store does not change the object. Its error reports that
+// the object has a holder and no epoch.
 package resiliencek8s
 
 import (

@@ -48,8 +48,8 @@ type Config struct {
 	// Retry wraps the transaction in policies: it is the Wrap method of a Retrier, or a Chain of that and of other
 	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry resilience.Middleware
-	// Check finds out, in the new transaction tx, whether a transaction was committed whose COMMIT has an unknown outcome;
-	// see resiliencesql.Config. Nil means that the outcome remains unknown.
+	// Check is called if the outcome of a COMMIT is unknown. It finds out, in the new transaction tx, whether the original
+	// transaction was committed; see resiliencesql.Config. Nil means that the outcome remains unknown.
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 

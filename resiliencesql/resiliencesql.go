@@ -18,8 +18,8 @@
 // docs/protocol.md describes, from which a policy learns the verdict. Other errors, and the error of a ctx that is
 // done, are returned unchanged.
 //
-// The table has the verdicts, whether a breaker counts the call as a success, whether a retrier makes another attempt,
-// and the error codes with this verdict. An SQLSTATE of two characters is a class of codes.
+// For each verdict, the table shows whether a breaker counts the call as a success, whether a retrier makes another
+// attempt, and which error codes have this verdict. An SQLSTATE of two characters is a class of codes.
 //
 //	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
 //	answered          success  no     all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
@@ -114,9 +114,9 @@ type Config struct {
 	// Retry wraps the transaction in policies: it is the Wrap method of a Retrier, or a Chain of that and of other
 	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry func(next func(context.Context) error) func(context.Context) error
-	// Check finds out whether a transaction was committed whose COMMIT has an unknown outcome. tx is a new transaction for
-	// this purpose, which is always rolled back. If Check returns false, the original transaction is retried. Nil means
-	// that the outcome remains unknown.
+	// Check is called if the outcome of a COMMIT is unknown. It reports whether the original transaction was committed. tx
+	// is a new transaction, in which Check can find that out, and which is always rolled back. If Check returns false, the
+	// original transaction is retried. Nil means that the outcome remains unknown.
 	//
 	// The COMMIT may still be in transit when Check is called. A Check that only reads may therefore miss it. A Check that
 	// inserts the same unique row as the original transaction waits for the COMMIT, and then finds a duplicate.

@@ -267,7 +267,7 @@ func (s *suite) run(token string, run int64) error {
 	return s.store.Renew(s.ctx, lease.Request{Name: "a", Token: token, TTL: long, Run: run})
 }
 
-// runs tests that a run is recorded in one term, and known in the next term.
+// runs tests that the last run of Every is recorded in one term, and known in the next term.
 func runs(s *suite) {
 	const first, second int64 = 1_000_000_000_000, 1_000_000_000_001
 	s.lost(s.run("x", first))

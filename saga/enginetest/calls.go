@@ -143,7 +143,7 @@ func waitEnds(s *suite) {
 	s.matches(err, context.Canceled)
 }
 
-// signalEarly sends a signal while the step before the one that awaits it still waits.
+// signalEarly sends a signal before the saga has reached the step that awaits it.
 func signalEarly(s *suite) {
 	h := s.start("trip-1", awaiting("hotel", "ready"), awaiting("charge", "paid"))
 	s.noError(h.Signal(s.ctx, "trip-1", "paid", []byte{0, 1, 255}))

@@ -44,7 +44,9 @@ import (
 // If the status is 2xx, Send calls read and returns read's error unchanged. If read is nil, the body is not read. Send
 // closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
-	var sent atomic.Int64 // counts connections, not writes: the response may arrive before the write returns
+	// sent counts the connections that the client has used. It does not count writes, because the response may arrive
+	// before a write returns.
+	var sent atomic.Int64
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { sent.Add(1) },
 	})
@@ -82,7 +84,7 @@ const (
 //     redirects for other reasons, such as to a login page, set the client's CheckRedirect.
 //   - For status 404 and 410, the result of an Undo is nil. Result finds the command, and so whether it is an Undo, in
 //     the ctx of the response's Request.
-//   - After status 408, 409, 425, 429, and 5xx except 501 and 505, the step is retried, after the response's
+//   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step is retried after the time in the response's
 //     Retry-After. The step may have taken effect. Status 409 means that another request with the same Idempotency-Key
 //     is in progress.
 //   - For any other 4xx, and for 501 and 505, if the response has the header field "Saga-Command: declined", the result

@@ -26,7 +26,7 @@ type Record struct {
 	Seq      int64  // the number of entries in the log; a Commit must have the record's Seq and Epoch
 	Nonce    int64  // the Nonce of the last Start or Commit; any int64
 	Owner    string // the runner that holds the saga, also set by Claim: up to 113 bytes; "" means that no runner does
-	Previous string // the Owner before the Claim; not stored, and "" in the records of all other methods
+	Previous string // the Owner before Claim; only set in the records that Claim returns, and not stored
 	Epoch    int64  // the fencing token: the number of claims of the saga, including a Start with an Owner
 
 	// WakeAt is the time when the lease of Owner ends. If there is no Owner, WakeAt is the time from which the saga is
@@ -60,7 +60,7 @@ type StartRequest struct {
 	Tenant     string        // the tenant for which the saga runs; "" means no tenant
 	Nonce      int64         // a random number; see CommitRequest
 	CompleteIn time.Duration // the time until CompleteBy; zero means that CompleteBy is zero
-	Owner      string        // the runner that holds the new saga; "" means none, and that the saga is due now
+	Owner      string        // the runner that holds the new saga; "" means none: the saga is then due now
 	LeaseTTL   time.Duration // the duration of Owner's lease; not used if Owner is ""
 	Log        []Entry       // the first entries, at least one; the store sets their Seq, Epoch and At
 }

@@ -122,7 +122,8 @@ const (
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a saga.Store in a database. It is safe for concurrent use, by any number of processes on one database.
+// A Store is a [store.TxStore] in a database. It is safe for concurrent use, by any number of processes on one
+// database.
 type Store struct {
 	methods
 	tables *tables

@@ -12,7 +12,7 @@ import (
 )
 
 // A suite is a test of a store. The package uses no assertion library, so that the tests of a store need no more
-// dependencies than the store. If a check fails, it ends the test, except for the method check.
+// dependencies than the store. A check that fails ends the test, except in the method check.
 type suite struct {
 	*testing.T
 	ctx   context.Context
