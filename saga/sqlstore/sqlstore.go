@@ -122,7 +122,7 @@ const (
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a [store.TxStore] in a database. It is safe for concurrent use, by any number of processes on one
+// A Store is a sagastore.TxStore in a database. It is safe for concurrent use, by any number of processes on one
 // database.
 type Store struct {
 	methods

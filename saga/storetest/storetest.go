@@ -1,4 +1,4 @@
-// Package storetest provides the tests that every [store.Store] must pass:
+// Package storetest provides the tests that every sagastore.Store must pass:
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, func(t *testing.T) sagastore.Store { return newStore(t) })
