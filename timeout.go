@@ -42,7 +42,7 @@ func (e *TimeoutError) Timeout() bool { return true }
 // zero, there is no limit. Timeout panics if d is negative.
 //
 // If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success is
-// still a success. If the caller's own ctx ends before the limit, the call's error is returned unchanged.
+// still a success. If the caller's own ctx is done before the limit, the call's error is returned unchanged.
 //
 // The ctx is also canceled when the call returns. A call that receives a response from [net/http.Client.Do]
 // must therefore read the whole body before it returns. Otherwise the rest of the body is cut off. In a

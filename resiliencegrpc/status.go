@@ -22,7 +22,7 @@ import (
 //	DEADLINE_EXCEEDED                      failed; worth another attempt only if the
 //	                                       attempt's own timeout passed
 //	UNKNOWN, INTERNAL, DATA_LOSS           failed
-//	CANCELED, if the ctx has ended         ignored
+//	CANCELED, if the call's ctx is done     ignored
 //	RESOURCE_EXHAUSTED and every other     answered: the server works
 //
 // Policies ignore a call that fails because of the caller's own mistake. For example, the call's metadata

@@ -14,8 +14,8 @@ import (
 
 const (
 	// silentFor limits which connections are abandoned when the caller's deadline passes: an attempt must
-	// have had its connection for at least silentFor. A deadline that is too short says nothing about the
-	// connection. If a timeout of this module expires, there is no such minimum.
+	// have had its connection for at least silentFor. If the deadline passes earlier, the connection may
+	// still work. If a timeout of this module expires, there is no such minimum.
 	silentFor = 900 * time.Millisecond
 	// abandonedFor is the time after which a Transport forgets that it has abandoned a connection.
 	abandonedFor = time.Minute

@@ -72,7 +72,7 @@ func (c *copiedBody) readAt(p []byte, at int64) (int, error) {
 	}
 	c.reading <- struct{}{}
 	defer func() { <-c.reading }()
-	if n, err, ok := c.copyAt(p, at); ok { // another reader may have read the source in the meantime
+	if n, err, ok := c.copyAt(p, at); ok { // another reader may have read the source during the wait
 		return n, err
 	}
 	n, err := c.source.Read(p)

@@ -22,8 +22,8 @@ import (
 
 // An Admitter limits the rate of requests for each key. A *[throttle.Group] with string keys is an Admitter.
 type Admitter interface {
-	// Admit subtracts the cost of a request from what the limit of key still allows. It returns the state of
-	// the limit and, if the request is refused, an error.
+	// Admit takes the tokens that a request costs from the limit of key. It returns the state of the limit
+	// and, if the request is refused, an error.
 	Admit(ctx context.Context, key string) (throttle.Decision, error)
 }
 
