@@ -12,8 +12,9 @@ import (
 )
 
 // BarrierTable is the SQL that creates the table of [Apply] in a participant's PostgreSQL or SQLite database. The
-// Migrate method of a sqlstore also creates the table. The table has a row for each command. Delete a row only when no
-// saga and no message of that age exists any more: if the command arrives again after that, it is applied again.
+// Migrate method of package sqlstore also creates the table. The table has a row for each command. Delete a row only
+// when no saga and no message of that age exists any more: if the command arrives again after that, it is applied
+// again.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'
 const BarrierTable = participant.Table
@@ -25,13 +26,13 @@ const BarrierTableMySQL = participant.TableMySQL
 // Apply also records the command in the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
-//		return book(ctx, tx, room) // or saga.Declined(err): there is no room, and that is remembered
+//		return book(ctx, tx, room) // or saga.Declined(err) if there is no room; Apply records that
 //	})
 //
 // If the command was applied before, Apply returns nil and does not call fn. If Do needs a result, fn must store the
 // result under the command ID, and Do must read it there. If the command was declined before, Apply returns a
 // [Declined] error again. For an Undo whose Do never arrived or was declined, Apply returns nil and does not call fn.
-// If that Do arrives after its Undo, it is declined. After any other error, the command can be sent again.
+// If that Do arrives after its Undo, it is declined. After any other error of Apply, the command can be sent again.
 //
 // On MySQL, fn must return a deadlock error unchanged. MySQL has then rolled back the row that records the command, so
 // the command could be applied twice if fn continued and returned nil.

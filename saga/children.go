@@ -174,7 +174,7 @@ func (f *family) undo() error {
 		}
 		waits = waits || !status.Ended()
 		if errors.Is(err, ErrNotRegistered) {
-			unknown, err = err, nil // the other children turn back nevertheless
+			unknown, err = err, nil // the other children still turn back
 		}
 		return ofStore(err)
 	}
@@ -273,7 +273,7 @@ func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 			Parent: rec.Parent, Step: rec.ParentStep, Status: []Status{Running, Compensating, Stuck}, Limit: 1,
 		})
 		if err != nil {
-			// The parent polls its children in any case.
+			// The parent reads its children again later in any case.
 			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err))
 		}
 		if len(left) > 0 {
@@ -283,7 +283,7 @@ func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 	// The parent's owner may already have read the children, and may be about to park the parent. So the store records
 	// that the parent was woken.
 	if _, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent}); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // the parent polls later nevertheless
+		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // the parent reads its children later anyway
 	}
 	r.Wake()
 }
@@ -293,7 +293,7 @@ func turnedByParent(rec *store.Record) bool {
 	return rec.CancelNote == errParentBack || show(rec, nil).Cause == errParentBack
 }
 
-// errParentBack is the reason why children turn back with their parent.
+// errParentBack is the recorded reason of children that turn back with their parent.
 const errParentBack = "the saga that started it turned back"
 
 // turnChild turns a child back unless it has already turned back, and returns its status.

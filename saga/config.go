@@ -12,13 +12,13 @@ import (
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. A panic in Inject or Extract is logged and
 // otherwise ignored.
 type RunnerConfig struct {
-	// Name appears in logs and metrics, and is a prefix of the Owner of each saga that the runner holds. It is the same in
-	// all processes of a program. It has up to 100 bytes of UTF-8 without NUL.
+	// Name appears in logs and metrics, and is a prefix of the Owner of each saga that the runner holds. Use the same Name
+	// in all processes of a program. A Name has up to 100 bytes of UTF-8 without NUL.
 	Name string
 
 	// LeaseTTL is the duration of the lease with which the runner holds a saga. The runner extends its leases by a
-	// heartbeat three times in each LeaseTTL. If its process crashes, other runners can take the saga over after the lease
-	// has expired. Zero means 15 seconds; the minimum is 10ms.
+	// heartbeat three times in each LeaseTTL. If the runner's process crashes, other runners can take the saga over after
+	// the lease has expired. Zero means 15 seconds; the minimum is 10ms.
 	LeaseTTL time.Duration
 	// Poll is the interval at which the runner queries the store for due sagas, and at which [Handle.Result] checks
 	// whether a saga has ended. Zero means 1 second.
@@ -27,7 +27,7 @@ type RunnerConfig struct {
 	// the saga waits for a signal, for children, or for more than LeaseTTL/3. Zero means 64; the maximum is 10,000.
 	Concurrency int
 	// Drain is the time for which attempts may continue after the ctx of [Runner.Run] is done. After that time, the ctx of
-	// the attempts is canceled. Zero means 10 seconds; [None] means that it is canceled immediately.
+	// the attempts is canceled. Zero means 10 seconds; [None] means that their ctx is canceled immediately.
 	Drain time.Duration
 	// MaxTakeovers is the number of times that runners may take a saga over from crashed processes before one of its steps
 	// succeeds. If the number is exceeded, the saga is stuck, because its steps may have crashed the processes. Zero means

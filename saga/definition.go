@@ -20,7 +20,7 @@ import (
 
 const (
 	maxName  = 100  // maximum bytes in the name of a definition, a step or a signal
-	maxSteps = 1000 // each commit writes the progress of all steps
+	maxSteps = 1000 // limited because each commit writes the progress of all steps
 
 	defaultAttempts     = 3
 	defaultUndoAttempts = 20
@@ -68,9 +68,9 @@ type step struct {
 	attempts      int
 	undoAttempts  int
 	backoff       func(attempt int) time.Duration
-	readOnly      bool // never undone
+	readOnly      bool // the step is never undone
 	hasUndo       bool
-	failsClean    bool // a Do that failed or was interrupted took no effect
+	failsClean    bool // a Do that failed or was interrupted has no effect
 	onlyWaits     bool // the step has no Do, DoTx or Child, and is done when its wait ends
 	readOnlyAsked bool
 	group         int
@@ -95,8 +95,8 @@ func (p *program) definition() store.Definition {
 	return store.Definition{Saga: p.name, Version: p.version}
 }
 
-// A cachedProgram is the program of a definition. A copy of a Saga also copies its cache, but may have been changed
-// since then. So the field definition identifies the Saga to which the program belongs.
+// A cachedProgram is the program of a definition. A copy of a Saga also copies the cached program, but the copy may
+// have other steps. So the field definition identifies the Saga to which the program belongs.
 type cachedProgram[S any] struct {
 	definition *Saga[S]
 	*program

@@ -22,8 +22,8 @@ import (
 //	var _ saga.Engine = (*Engine)(nil)
 //
 // An engine stores a [Snapshot] of each saga, and changes it only by calls to [Definition.Decide], which returns a
-// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. It passes the
-// answers of these calls, new signals and operations to the next Decide. It repeats this until the saga has ended.
+// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. The engine
+// passes the answers of these calls, new signals and operations to the next Decide, until the saga has ended.
 //
 // Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change this
 // interface and the types that only engines use.
@@ -213,8 +213,8 @@ type Decision struct {
 	answers  []Answer      // the answers of the Input, as they were counted
 }
 
-// A Snapshot has all data of a saga between two decisions, except its log. It is opaque, and can be read by later
-// versions of this package. A Snapshot never changes: Decide returns a new Snapshot.
+// A Snapshot has all data of a saga between two decisions, except its log. A Snapshot is opaque, and later versions of
+// this package can read it. A Snapshot never changes: Decide returns a new Snapshot.
 type Snapshot struct{ m *machine }
 
 // A snapshot is the JSON form of a Snapshot. A new field does not need a new V, unless older versions of this package,
@@ -323,9 +323,9 @@ type Call struct {
 
 // An Answer is the result of a [Call]. It can be encoded as JSON.
 type Answer struct {
-	Step       string        // of the Call
-	Op         Op            // of the Call
-	Outcome    Outcome       // the result
+	Step       string        // the Step of the Call
+	Op         Op            // the Op of the Call
+	Outcome    Outcome       // the kind of the result
 	Error      string        // the text of the error, or ""
 	Final      bool          // the step is not retried
 	State      []byte        // the encoded state after the call; nil if the state has not changed

@@ -47,7 +47,7 @@ var (
 // and ErrNoSignal.
 type Error struct {
 	Saga   string    // the Name of the definition
-	ID     string    // empty from Run
+	ID     string    // the saga's id; empty from Run
 	Status Status    // Compensated, Stuck or Abandoned
 	Step   string    // the step at which the saga turned back or got stuck
 	Err    error     // the error of Step, ErrCanceled, ErrDeadline, why ctx is done, or an operator's note
@@ -120,12 +120,12 @@ func (e *Error) Refused() bool { return false }
 // Answered reports whether the saga was undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Permanent marks err as permanent: another attempt of the step cannot help. The step is not retried. It may have taken
-// effect, so it is undone when the saga turns back. Permanent(nil) is nil.
+// Permanent marks err as permanent: another attempt of the step cannot help. The step is not retried. The step may have
+// taken effect, so it is undone when the saga turns back. Permanent(nil) is nil.
 //
 // An error whose Answered method returns true is also permanent, unless its Retryable method returns true. A Retryable
-// method that returns false does not make an error permanent, because it is about a single call. The error of a policy
-// that refused the call is never permanent, even inside Permanent.
+// method that returns false does not make an error permanent, because it is about a single call, not about the step.
+// The error of a policy that refused the call is never permanent, even inside Permanent.
 func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
 // Declined marks err as the participant's final rejection of a command: no attempt of the step has taken effect or ever

@@ -18,11 +18,11 @@ type Status = store.Status
 // Compensated or Stuck. An operator can let a Stuck saga continue, turn it back, or make it Abandoned. The other
 // statuses are final, with one exception: a Completed child becomes Compensating if its parent turns back.
 const (
-	Running      = store.Running      // steps are being done
-	Compensating = store.Compensating // steps are being undone
+	Running      = store.Running      // the saga goes forward: its steps are being done
+	Compensating = store.Compensating // the saga has turned back: its steps are being undone
 	Completed    = store.Completed    // every step is done
 	Compensated  = store.Compensated  // every step is undone
-	Stuck        = store.Stuck        // an operator must act
+	Stuck        = store.Stuck        // the saga cannot continue without an operator
 	Abandoned    = store.Abandoned    // an operator ended the saga without undoing its steps
 )
 
@@ -38,7 +38,7 @@ const (
 	StepFailed     StepStatus = "failed"      // Do failed permanently; it may have taken effect
 	StepUndoing    StepStatus = "undoing"     // the step is being undone
 	StepUndone     StepStatus = "undone"      // Undo has taken effect
-	StepUndoFailed StepStatus = "undo_failed" // Undo failed for good
+	StepUndoFailed StepStatus = "undo_failed" // Undo failed permanently
 	StepSkipped    StepStatus = "skipped"     // an operator skipped the step; see ActionSkip
 )
 
@@ -55,13 +55,13 @@ type EventKind = store.EventKind
 
 // Kinds of events that are written to the saga's log. Observers are also notified of them.
 const (
-	EventCreated     EventKind = "created"     // the saga was started; for a delay, see [Handle.StartTx]
+	EventCreated     EventKind = "created"     // the saga was started; [Handle.StartTx] delays this event
 	EventTakenOver   EventKind = "taken_over"  // a runner took the saga over from an owner that did not release it
 	EventTurnedBack  EventKind = "turned_back" // the saga turned back: from now on, it undoes its steps
 	EventCanceled    EventKind = "canceled"    // the saga's owner received a request to cancel it
 	EventCompleted   EventKind = "completed"   // every step is done
 	EventCompensated EventKind = "compensated" // every step is undone
-	EventStuck       EventKind = "stuck"       // an operator must act
+	EventStuck       EventKind = "stuck"       // the saga cannot continue without an operator
 	EventAbandoned   EventKind = "abandoned"   // an operator ended the saga
 	EventRetried     EventKind = "retried"     // an operator retried the saga
 	EventParked      EventKind = "parked"      // the runner released the saga because it waits
@@ -87,7 +87,7 @@ const (
 	//   - The runner cannot read the saga, and leaves it to another build of the program. Event.Step is empty.
 	EventStalled     EventKind = "stalled"
 	EventLost        EventKind = "lost"         // another runner may hold the saga now, or it was abandoned
-	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner retries it
+	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner calls it again later
 )
 
 // An Outcome is the result of an attempt of a step.
@@ -116,7 +116,7 @@ type Event struct {
 
 	Outcome Outcome       // the result of the attempt, with EventAttempted
 	Took    time.Duration // the duration of the attempt, with EventAttempted, or of a saga that has ended
-	Err     error         // the reason, or an operator's note
+	Err     error         // the reason for the event, or an operator's note; may be nil
 	At      time.Time     // the time according to the store's clock or, with EventStoreFailed, the local clock
 }
 

@@ -16,18 +16,18 @@ type Handle[S any] struct {
 	versions map[int]*program // the programs of current and of the older definitions, by version
 }
 
-// Register registers the definition current with an engine, usually a [*Runner], and returns a Handle for it. It also
-// registers the older versions of the definition, and the definitions of child sagas. New sagas are of the version of
-// current; sagas of an older version continue to run with the older definition. Register may be called again with the
-// same definitions.
+// Register registers the definition current with an engine, usually a [*Runner], and returns a Handle for it. Register
+// also registers the older versions of the definition, and the definitions of child sagas. New sagas are of the version
+// of current; sagas of an older version continue to run with the older definition. Register may be called again with
+// the same definitions.
 //
-// Register panics if a definition
+// Register panics in these cases:
 //
-//   - is invalid; call [Saga.Validate] first if the definition is built at run time
-//   - needs transactions and the engine has none
-//   - has the name and the version of another definition that is registered
-//   - has no Codec and JSON does not keep all fields of S
-//   - is in older and has another Name than current
+//   - A definition is invalid. Call [Saga.Validate] first if the definition is built at run time.
+//   - A definition needs transactions and the engine has none.
+//   - A different definition with the same name and version is registered already.
+//   - A definition has no Codec, and JSON does not keep all fields of S.
+//   - A definition in older has another Name than current.
 func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	h := &Handle[S]{engine: e, versions: make(map[int]*program, 1+len(older))}
 	for _, sg := range append([]*Saga[S]{current}, older...) {
@@ -52,7 +52,7 @@ func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	return h
 }
 
-// Start starts a saga with the state s. Once it has returned nil, the saga is recorded and runs to its end, in this
+// Start starts a saga with the state s. Once Start has returned nil, the saga is recorded and runs to its end, in this
 // process or another.
 //
 // The id has 1 to 200 bytes. If a saga with the id exists already, Start changes nothing and returns that saga. So
@@ -152,7 +152,7 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 //
 // If Signal returned nil, SignalFrom returns the payload in each later Do and Undo, even if the saga turns back. So if
 // a payment arrives while the customer cancels, the payment can always be refunded. If Signal returns an error, its
-// caller must refund the payment. Otherwise the Undo of a step before the wait must do so. Accept no payment before
+// caller must refund the payment. Otherwise the Undo of a step before the wait must refund it. Accept no payment before
 // that step is done, because a step that never started, or took no effect, is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
@@ -172,7 +172,7 @@ func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, p
 // Cancel requests that a running saga turn back, and returns when the request is recorded. A step in progress may still
 // succeed, and a pivot without Undo whose outcome is unknown is still retried. [Handle.Result] returns how the saga has
 // ended. If the saga is not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another
-// definition, it matches [ErrNotRegistered]. The note is written to the saga's log.
+// definition, the error matches [ErrNotRegistered]. The note is written to the saga's log.
 func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
 	in, err := h.engine.Get(ctx, id)
 	if err != nil {

@@ -17,11 +17,11 @@ type Instance struct {
 	Saga    string // the Name of the definition
 	Version int    // the Version of the definition
 	Status  Status
-	State   []byte      // encoded by the definition's Codec
-	Steps   []StepState // in the definition's order
+	State   []byte      // the state, encoded by the definition's Codec
+	Steps   []StepState // the progress of the steps, in the definition's order
 	Parent  string      // the id of the saga that started this one, or ""
 
-	TurnedBack bool   // the saga is being, or has been, undone
+	TurnedBack bool   // the saga has turned back: it is being undone, or was undone
 	Step       string // the step at which the saga turned back or got stuck
 	Cause      string // the reason why the saga turned back or got stuck
 
@@ -29,7 +29,7 @@ type Instance struct {
 	Epoch      int64     // the number of times that a runner claimed the saga
 	Seq        int64     // the number of entries in the saga's log
 	WakeAt     time.Time // when the owner's lease ends; if there is no owner, when the saga is due
-	CompleteBy time.Time // the deadline of Saga.Timeout; zero means none
+	CompleteBy time.Time // when the saga turns back because of Saga.Timeout; zero means never
 
 	Failures        int    // attempts that failed since a step last succeeded
 	Takeovers       int    // claims from crashed owners since a step last succeeded
@@ -201,11 +201,11 @@ const (
 	ActionCancel Action = "cancel"
 
 	// ActionRetry lets a stuck saga continue in its direction: forward, or back if it has turned back. The attempts of
-	// failed steps count from zero again, and the next attempt starts immediately. The waits of Delay and AwaitFor are not
+	// failed steps count from zero again, and the next attempt starts immediately. Waits for a Delay or an Await are not
 	// shortened. Children that were compensated or abandoned are started again under new ids.
 	//
 	// If a step does not return, ActionRetry takes the saga from its runner. Attempts in progress may have taken effect,
-	// and their results are dropped. If a cancel was requested before, the saga then turns back.
+	// and their results are dropped. If [Handle.Cancel] was called before, the saga then turns back.
 	ActionRetry Action = "retry"
 
 	// ActionSkip declares a step settled without another attempt. The saga continues after the step, and does not undo the

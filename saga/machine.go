@@ -14,7 +14,7 @@ import (
 // A machine is the state of a saga between two decisions. Its methods are the rules by which a saga changes; decide
 // calls them. They call no step and no store, read no clock and take no lock.
 type machine struct {
-	Instance // the stored part, on which decisions are based
+	Instance // the part of the machine that is stored
 
 	p     *program
 	quiet bool // there is no log, since Run records nothing
@@ -28,7 +28,7 @@ type machine struct {
 
 	work  []work // the attempts, by the index of the step
 	at    int    // the index of the first incomplete group
-	moved bool   // progress was made, so advance sets since
+	moved bool   // a step has made progress, so advance sets since
 
 	log     []store.Entry // the log entries that are not recorded yet
 	changed bool          // the decision must be recorded before another attempt starts
@@ -303,8 +303,8 @@ func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 }
 
 // wake returns the earliest time at which the next attempt may start, a wait ends or the deadline passes. ok is false
-// if no step waits for a time. If children is true, wake also returns a time at which children are read again. In that
-// case, it also returns the deadline if all attempts are in progress.
+// if no step waits for a time. If children is true, wake also considers the times at which children are read again, and
+// it considers the deadline even if all attempts are in progress.
 func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Steps {
 		t := m.Steps[i].NotBefore
@@ -359,8 +359,9 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 }
 
 // lookIn returns the time after which a saga that waits for signals or children is read again. For children, it is half
-// of the time that the saga has waited, because the process that should wake the parent may have died. It is never less
-// than least. For signals, it is 6 hours, because the store always wakes the saga together with a signal.
+// of the time that the saga has waited, because the process that should wake the parent may have died. The returned
+// time is never less than least. For signals, it is 6 hours, because the store always wakes the saga together with a
+// signal.
 func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	wait := 6 * time.Hour
 	for i := range m.Steps {
@@ -398,7 +399,8 @@ const (
 )
 
 // judge returns the verdict on children, and the index of the first child that was compensated or abandoned, or -1. If
-// the step can be undone, it fails as soon as one child has failed. Otherwise it fails when all have ended.
+// the step can be undone, the step fails as soon as a child has failed. Otherwise the step fails only when all children
+// have ended.
 func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	waits, compensated := false, true
 	failed = slices.IndexFunc(children, func(c childState) bool { return c.Status.Ended() && c.Status != Completed })
@@ -588,7 +590,7 @@ func (m *machine) turn() {
 	m.turnBack(m.Step, m.wish.Error())
 }
 
-// turnBack turns the saga back. A step that certainly took no effect needs no Undo.
+// turnBack turns the saga back. It marks steps that certainly took no effect, so that they are not undone.
 func (m *machine) turnBack(step, why string) {
 	m.Status, m.TurnedBack, m.moved = Compensating, true, true
 	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
@@ -630,7 +632,7 @@ func (m *machine) goBack() {
 	m.note(store.Entry{Kind: EventCompensated})
 }
 
-// Attempts.
+// Attempts of steps.
 
 // op returns the operation of the next attempt of a step.
 func (m *machine) op(i int) Op {
@@ -648,7 +650,7 @@ func (m *machine) begin(i int) (attempt int) {
 	return *n
 }
 
-// finish records the answer of an attempt that the runner did not interrupt.
+// finish records the answer of an attempt that was not interrupted.
 func (m *machine) finish(i int, a *Answer, now time.Time) {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	undo := a.Op == OpUndo
@@ -820,7 +822,7 @@ func (m *machine) cancel(note string) bool {
 	return true
 }
 
-// Operators.
+// Actions of operators.
 
 // replace changes the version and the state as op requests. If that is not possible, it returns an error with the
 // reason.

@@ -123,9 +123,9 @@ type Operation struct {
 	// Version moves the saga to another registered version of its definition. The steps of that version must include, in
 	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the saga's
 	// pivot is done, the pivot of that version must be done as well. If that version has an additional step before these
-	// steps, the additional step is done next, even after the pivot. If it then returns a [Declined] error, the saga is
-	// stuck. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that the
-	// version does not change.
+	// steps, the additional step is done next, even after the pivot. If the additional step returns a [Declined] error
+	// after the pivot, the saga is stuck. Version may be the saga's own version if a deployment changed the steps of that
+	// version. Zero means that the version does not change.
 	Version int
 }
 
@@ -173,7 +173,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	return err
 }
 
-// decide returns the commit for the machine's decision about in. No runner holds the saga.
+// decide decides about a saga that no runner holds, given the events in in. It returns the commit that records the
+// decision.
 func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, err error) {
 	var m *machine
 	if op := in.Operation; op != nil && op.Version != 0 {
@@ -261,7 +262,7 @@ func (r *Runner) write(
 			r.reportCreated(ctx, &rec, in.unreported)
 		}
 		rec.Status, rec.Version = req.Status, cmp.Or(req.Version, rec.Version)
-		defer r.reportLog(ctx, &rec, req, rec.Now) // last, as an observer may take long
+		defer r.reportLog(ctx, &rec, req, rec.Now) // last, because an observer may take long
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
 		if h := r.held[id]; h != nil && rec.Owner != "" && h.rec.Epoch == rec.Epoch {

@@ -68,8 +68,8 @@ type memoryRun struct {
 type panicked struct{ value any }
 
 func (r *memoryRun) run() error {
-	// A panic or a runtime.Goexit of a step that is not parallel passes through to the caller. The deferred loop first
-	// undoes the done steps. After a return it has nothing left to do.
+	// A panic or a runtime.Goexit of a step that is not parallel passes through to the caller. Before that, the deferred
+	// loop undoes the done steps. If the first loop returns normally, the deferred loop has nothing to do.
 	defer r.loop()
 	r.loop()
 	switch {

@@ -26,8 +26,8 @@ import (
 // A Runner is the [Engine] on a [Store]. It claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
 type Runner struct {
-	// This file runs sagas: the runner claims and holds a saga. Then it decides, records the decision, and performs calls,
-	// in a loop.
+	// This file has the code that runs sagas. The runner claims and holds a saga. Then, in a loop, it decides, records the
+	// decision, and performs calls.
 
 	store store.Store
 	tx    store.TxStore // nil if the store has no transactions
@@ -518,7 +518,8 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 }
 
 // A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. Until the saga
-// has ended or is released, it decides, records the decision, and performs its calls, each on a separate goroutine.
+// has ended or is released, it decides, records the decision, and performs the calls of the decision, each on a
+// separate goroutine.
 type hold struct {
 	r     *Runner
 	p     *program
@@ -737,7 +738,7 @@ func (h *hold) load() {
 	h.accept(&d)
 	req := h.request(&d)
 	if !readable {
-		req.State, req.Progress = h.rec.State, h.rec.Progress // unchanged
+		req.State, req.Progress = h.rec.State, h.rec.Progress // both remain unchanged
 	}
 	_ = h.write(req, true)
 }
@@ -774,7 +775,7 @@ func (h *hold) record(d *Decision) {
 	}
 }
 
-// giveUp makes the saga stuck because of err. It returns to the state that was last recorded. For the steps that had
+// giveUp makes the saga stuck because of err, and discards the changes that were not recorded. For the steps that had
 // started by then, the outcome is unknown.
 func (h *hold) giveUp(err error) {
 	m, failed := load(h.p, &h.rec)
@@ -909,7 +910,7 @@ func (h *hold) pause(since time.Time) {
 	select {
 	case <-t.C:
 	case <-h.ctx.Done():
-		time.Sleep(h.r.chance(soon) + 1) // the lease may last for a while
+		time.Sleep(h.r.chance(soon) + 1) // wait here as well, since the lease may not have expired yet
 	}
 }
 

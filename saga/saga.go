@@ -13,8 +13,9 @@
 //	}
 //	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory: lost if the process crashes
 //
-// A [Runner] runs sagas durably: each saga is a row in your own database, which package sqlstore manages. Sagas need no
-// additional server and no message broker, and their code is not replayed deterministically.
+// A [Runner] runs sagas durably: each saga is stored as a row in your own database; see package sqlstore. Sagas need no
+// additional server and no message broker. The code of a saga need not be deterministic, because a saga is not restored
+// by running its code again.
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "travel"})
 //	trips := saga.Register(runner, trip)
@@ -37,7 +38,7 @@
 // A participant is the service or database that a step calls. If a participant's reply is lost, the step may have taken
 // effect. Its Do is called again with the same command ID, and the step is undone if the saga turns back. So a
 // participant must apply each command ID only once, as [Apply] does, and Undo must work even if Do never took effect.
-// Package sagatest tests both.
+// Package sagatest tests these two properties.
 //
 // The result of a Do decides whether the step is retried, and whether it is undone if the saga turns back:
 //
@@ -85,9 +86,9 @@ type Saga[S any] struct {
 	// old version exist, pass the old definition to [Register] together with the new one.
 	//
 	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the field,
-	// but they preserve its value, also in nested structs, maps and slices. They lose it in two cases: in a type that has
-	// its own methods for JSON or text encoding, such as UnmarshalJSON, and in an element of a slice if a step both
-	// changes that element and moves it. In sagas that were started before the field existed, it has its zero value.
+	// but they preserve its value, also in nested structs, maps and slices. The value is lost in two cases: in a type that
+	// has its own methods for JSON or text encoding, such as UnmarshalJSON, and in an element of a slice if a step both
+	// changes and moves that element. In sagas that were started before the field existed, the field has its zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
@@ -100,8 +101,8 @@ type Saga[S any] struct {
 	// unknown fields.
 	Codec Codec[S]
 	// Tenant returns the tenant for which a saga with the state s runs: up to 100 bytes of UTF-8 without NUL, or "" for no
-	// tenant. It is called when the saga starts, and its result is stored with the saga. A Runner alternates between the
-	// due sagas of different tenants, so a tenant with many sagas does not delay the others. Nil means no tenant.
+	// tenant. Tenant is called when the saga starts, and its result is stored with the saga. A Runner alternates between
+	// the due sagas of different tenants, so a tenant with many sagas does not delay the others. Nil means no tenant.
 	Tenant func(s S) string
 
 	cached atomic.Value // of cachedProgram[S]
@@ -121,10 +122,10 @@ type Step[S any] struct {
 	// wait: these must have neither.
 	Undo func(ctx context.Context, s *S) error
 
-	// DoTx is like Do, but its changes are applied exactly once. It makes them in tx, a transaction of the store's
-	// database in which the runner also records that the step is done. If DoTx returns an error, tx is rolled back and
-	// changes to s are discarded. DoTx must not commit tx or roll it back. The results of parallel steps are not recorded
-	// while DoTx runs.
+	// DoTx is like Do, but its changes are applied exactly once. DoTx makes its changes in tx, a transaction of the
+	// store's database. In the same transaction, the runner records that the step is done. If DoTx returns an error, tx is
+	// rolled back and changes to s are discarded. DoTx must not commit tx or roll it back. The results of parallel steps
+	// are not recorded while DoTx runs.
 	//
 	// On PostgreSQL and MySQL, the isolation level of tx is READ COMMITTED, whatever the server's default is: lock the
 	// rows that a decision depends on. On SQLite, DoTx must return within a third of RunnerConfig.LeaseTTL.
@@ -136,18 +137,18 @@ type Step[S any] struct {
 	Child *Child[S]
 
 	// Parallel makes the step run in parallel with the step before it. If one of several parallel steps fails permanently,
-	// the others are canceled, and all of them are undone. The first step cannot be Parallel. A pivot and a step with
-	// Await cannot run in parallel with other steps.
+	// the others are canceled, and all parallel steps are undone. The first step cannot be Parallel. A pivot and a step
+	// with Await cannot run in parallel with other steps.
 	Parallel bool
 
 	// Delay is the time that the step waits before it starts. Zero means no wait.
 	Delay time.Duration
-	// Await is the name of a signal that the step waits for after Delay. It has up to 100 bytes. [Handle.Signal] sends a
-	// signal. Empty means that the step waits for no signal.
+	// Await is the name of a signal that the step waits for after Delay. The name has up to 100 bytes. [Handle.Signal]
+	// sends a signal. Empty means that the step waits for no signal.
 	Await string
-	// AwaitFor limits the time for which the step waits for the signal. If the signal has not arrived by then, Do is not
-	// called, and the step fails with [ErrNoSignal]. A signal that arrives later still counts if no runner has ended the
-	// wait yet. Zero means no limit.
+	// AwaitFor limits the time for which the step waits for the signal. If the signal has not arrived after that time, Do
+	// is not called, and the step fails with [ErrNoSignal]. A signal that arrives later still counts if no runner has
+	// ended the wait yet. Zero means no limit.
 	AwaitFor time.Duration
 
 	// ReadOnly declares that Do changes nothing, so that the step is never undone.
@@ -157,7 +158,7 @@ type Step[S any] struct {
 	// until they succeed. If one of them returns [Permanent] or [Declined], the saga is stuck.
 	//
 	// If a pivot has no Undo and may have taken effect, it is retried until it returns nil or Declined, whatever Attempts
-	// and Saga.Timeout are, and even after [Handle.Cancel]. If it returns Permanent, the saga is stuck.
+	// and Saga.Timeout are, and even after [Handle.Cancel]. If such a pivot returns Permanent, the saga is stuck.
 	Pivot bool
 
 	// Timeout limits the duration of each attempt. Zero means 1 minute; [Unlimited] means no limit.
@@ -165,24 +166,24 @@ type Step[S any] struct {
 	// Attempts limits the number of attempts of Do. Attempts that a policy refused do not count. Zero means 3; [Unlimited]
 	// means no limit. Steps after the pivot never have a limit.
 	Attempts int
-	// UndoAttempts limits the number of attempts of Undo. After the last one has failed, the saga is stuck. Attempts that
-	// a policy refused do not count. Zero means 20; [Unlimited] means no limit.
+	// UndoAttempts limits the number of attempts of Undo. If the last attempt fails, the saga is stuck. Attempts that a
+	// policy refused do not count. Zero means 20; [Unlimited] means no limit.
 	UndoAttempts int
-	// Backoff returns the wait before the next attempt, given the number of the failed attempt, from 1. If the error has a
-	// method RetryAfter() that returns a longer time, the step waits for that time instead, up to about 1 hour. Nil means
-	// Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait after a failed attempt; attempt is the number of that attempt, from 1. If the error of the
+	// attempt has a RetryAfter method that returns a longer time, the step waits for that time instead, up to about 1
+	// hour. Nil means Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
 	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. It must be
-	// nil with DoTx, UndoTx and Child. A Retrier in Middleware retries only if Attempts is 1 (for Do) or UndoAttempts is 1
-	// (for Undo).
+	// nil with DoTx, UndoTx and Child. A Retrier in Middleware retries a Do only if Attempts is 1, and an Undo only if
+	// UndoAttempts is 1.
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
 // Exponential returns a Step.Backoff with random waits. The wait after the first attempt is at most first. The maximum
-// doubles with each further attempt, up to longest. The wait is zero if first or longest is not positive.
+// wait doubles with each further attempt, up to longest. The wait is zero if first or longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	maxPayload = 64 << 10 // maximum bytes of the payload of a signal
-	maxCarried = 4096     // maximum bytes of the text that RunnerConfig.Inject returns
+	maxPayload = 64 << 10 // maximum bytes in the payload of a signal
+	maxCarried = 4096     // maximum bytes in the text that RunnerConfig.Inject returns
 )
 
 // Start implements [Engine]. Programs call [Handle.Start]. The state must be encoded by the definition's Codec. Start

@@ -67,7 +67,7 @@ func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err
 	return counts, found.Now, nil
 }
 
-// counters are the metrics of a runner and the numbers that it last read from the store.
+// counters are the metrics of a runner, and the numbers of sagas that the runner last read from the store.
 type counters struct {
 	mu     sync.Mutex
 	total  Stats                       // the Stats of the runner, without Held
@@ -79,7 +79,7 @@ type counters struct {
 	// store has returned. Otherwise alerts would keep the last value of a metric that disappears, and miss a metric that
 	// appears late.
 	stored  map[string]Count
-	looked  time.Time // when the latest query of the store started
+	looked  time.Time // when the latest query of the numbers in the store started
 	looking bool
 }
 
@@ -109,7 +109,7 @@ func (c *counters) countSaga(name, label string) {
 	}
 }
 
-// warn reports whether to log a failure of the store, at most one per second.
+// warn reports whether to log a failure of the store. It returns true at most once per second.
 func (c *counters) warn() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,8 +171,8 @@ func (c *counters) store(counts []Count) {
 // Describe implements [policy.Describer].
 //
 // Its metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
-// metrics saga.stored, saga.due and saga.due.age_seconds count the sagas in the store, which all runners share. Do not
-// add them up over several runners. They are some seconds old.
+// metrics saga.stored, saga.due and saga.due.age_seconds count the sagas in the store, which all runners share. So do
+// not add up these three metrics over several runners. Their values are some seconds old.
 //
 // Its health check queries the store. The health has one of these states:
 //

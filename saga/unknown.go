@@ -204,8 +204,8 @@ func object(list []member) json.RawMessage {
 	return append(out, '}')
 }
 
-// jsonFields yields the fields of a struct that package json sees, each with its name in JSON. The fields of an
-// embedded struct are among them. If two have the same name, JSON has only one of them, or none.
+// jsonFields yields the fields of a struct that package json sees, each with its name in JSON. It also yields the
+// fields of embedded structs. If two fields have the same name, JSON has only one of them, or none.
 func jsonFields(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		eachJSONField(t, map[reflect.Type]bool{}, yield)
