@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
@@ -34,14 +33,6 @@ func _() {
 	err := resiliencesql.InTx(ctx, db, cfg, func(ctx context.Context, tx *sql.Tx) error { return transfer(ctx, tx, 42) })
 	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // for a read outside a transaction
 	use(err, row)
-}
-
-func _() {
-	for range time.Tick(time.Second) { // in a separate goroutine
-		if circuit.State() == breaker.Open && ping(ctx) == nil {
-			circuit.Reset()
-		}
-	}
 }
 
 var (
