@@ -200,9 +200,9 @@ func (t *attempt) call() (err error) {
 	return doTx(t.ctx, t.tx, t.s)
 }
 
-// A notBegun is the error of an attempt that could not start a transaction, or that lacks the definition of a child. It
-// is a refusal, because no function of the step was called. Otherwise a restart of the database would use up the
-// Attempts of steps, and turn their sagas back.
+// A notBegun is the error of an attempt that could not start a transaction, or that lacks the definition of a child.
+// The error is a refusal, because no function of the step was called. Otherwise a restart of the database would use up
+// the Attempts of steps, and turn their sagas back.
 type notBegun struct{ error }
 
 func (e *notBegun) Unwrap() error { return e.error }
@@ -212,8 +212,9 @@ func (*notBegun) Refused() bool   { return true }
 // zero.
 const leastPause = 10 * time.Millisecond
 
-// longestAsked is the maximum RetryAfter of an error; a longer one is shortened to it. Otherwise, if a server requested
-// a wait of ten years because of a wrong unit, the saga would wait silently for ten years.
+// longestAsked is the maximum wait that an error can request with RetryAfter; a longer RetryAfter is shortened to it.
+// Otherwise, if a server requested a wait of ten years because of a wrong unit, the saga would wait silently for ten
+// years.
 const longestAsked = time.Hour
 
 // pauseAfter returns the wait after a failed attempt. after is the RetryAfter of the attempt's error.

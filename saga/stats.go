@@ -74,7 +74,7 @@ type counters struct {
 	sagas  map[string]map[string]int64 // metrics by definition and label, such as "status=started"
 	warned time.Time                   // when a failure of the store was last logged
 
-	// The numbers of the sagas in the store, by the name of the definition. They include all definitions that are
+	// The numbers of the sagas in the store, by the name of the definition. The map includes all definitions that are
 	// registered or were found in the store. A definition without sagas has zeros, even before the first query of the
 	// store has returned. Otherwise alerts would keep the last value of a metric that disappears, and miss a metric that
 	// appears late.
@@ -158,7 +158,7 @@ func (r *Runner) look() {
 	}
 }
 
-// store records the numbers in the store. The caller holds c.mu.
+// store replaces the numbers of the sagas in the store. The caller holds c.mu.
 func (c *counters) store(counts []Count) {
 	for name := range c.stored {
 		c.stored[name] = Count{Saga: name}
@@ -170,18 +170,18 @@ func (c *counters) store(counts []Count) {
 
 // Describe implements [policy.Describer].
 //
-// Its metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
-// metrics saga.stored, saga.due and saga.due.age_seconds count the sagas in the store, which all runners share. So do
-// not add up these three metrics over several runners. Their values are some seconds old.
+// The metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
+// metrics saga.stored, saga.due and saga.due.age_seconds describe the sagas in the store, which all runners share. So
+// do not add up these three metrics over several runners. Their values are some seconds old.
 //
-// Its health check queries the store. The health has one of these states:
+// The health check queries the store. A Health that is not Pass has one of these states:
 //
-//   - "store_down": it fails, because the store does not answer
-//   - "store_fails": it fails, because the runner's latest claim or heartbeat failed
-//   - "stuck": it fails, because sagas are stuck
-//   - "stalled": it fails, because a step of a saga that the runner holds does not return; see [EventStalled]
-//   - "overdue": it warns, because a saga has been due for 1 minute and no runner has claimed it
-//   - "unreadable": it warns, because the runner has found sagas that it cannot read; see [Saga].Version
+//   - "store_down", with status Fail: the store does not answer.
+//   - "store_fails", with status Fail: the runner's latest claim or heartbeat failed.
+//   - "stuck", with status Fail: sagas are stuck.
+//   - "stalled", with status Fail: a step of a saga that the runner holds does not return; see [EventStalled].
+//   - "overdue", with status Warn: a saga has been due for 1 minute and no runner has claimed it.
+//   - "unreadable", with status Warn: the runner has found sagas that it cannot read; see [Saga].Version.
 func (r *Runner) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "saga",
