@@ -308,8 +308,8 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool
 	})
 }
 
-// observeStream arranges that the breaker records the answer and the end of a stream. It is called after the stream's
-// call has returned.
+// observeStream registers the functions that record the answer and the end of a stream. It is called after the
+// stream's call has returned.
 func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call) {
 	if c.probe == nil && work.IsStream() {
 		work.OnAnswer(func() { b.locked(ctx, func(now time.Duration) { b.recordAnswer(now, c) }) })

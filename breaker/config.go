@@ -10,8 +10,7 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
-// Unlimited.
+// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
 const Unlimited = -1
 
 // Config specifies when a [Breaker] opens and how long the breaker stays open. ConsecutiveFailures,
@@ -23,8 +22,8 @@ type Config struct {
 	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken streams
 	// are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream continues. A
 	// stream that ends without a failure ends a run of broken streams. So does a stream that has continued for a Window.
-	// A burst counts as one failure; see the package documentation. Zero means 5, or, if FailuresInWindow or FailureRate
-	// is set, that ConsecutiveFailures is not used.
+	// A burst counts as one failure; see the package documentation. If FailuresInWindow or FailureRate is set, zero
+	// means that ConsecutiveFailures is not used. Otherwise zero means 5.
 	ConsecutiveFailures int
 	// FailuresInWindow is the number of failures in the window that opens the breaker. If the largest burst has at least
 	// half of these failures, the burst counts as one failure. Zero means that FailuresInWindow is not used.
@@ -64,17 +63,17 @@ type Config struct {
 	// whose stream continues: the probe counts as successful when the stream has continued for ProbeTimeout or OpenFor,
 	// whichever is less. Zero means OpenFor.
 	ProbeTimeout time.Duration
-	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. It doubles
-	// with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window, the next open
-	// time is OpenFor again. Zero means OpenFor: the open time does not grow.
+	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. The open
+	// time doubles with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window,
+	// the next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
 	// MaxRetryAfter is the longest open time that a dependency can request. If the errors of the failures that open the
 	// breaker have a method RetryAfter() time.Duration, the longest RetryAfter replaces OpenFor as the open time. Up to
 	// a tenth is added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is the number of probes that must succeed to close the breaker. It is also the number of probes that run at
-	// the same time, except for probes that have exceeded ProbeTimeout. If Update changes Probes, the change takes
-	// effect when the breaker opens the next time. Zero means 1.
+	// Probes is the number of probes that must succeed to close the breaker. It is also the maximum number of probes
+	// that run at the same time, except for probes that have exceeded ProbeTimeout. If Update changes Probes, the change
+	// takes effect when the breaker opens the next time. Zero means 1.
 	Probes int
 
 	// Classify returns the [Verdict] on an error. It is called for an error that would otherwise be a failure. It is

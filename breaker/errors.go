@@ -10,8 +10,8 @@ import (
 // refused.
 var ErrOpen = errors.New("breaker: circuit open")
 
-// An OpenError reports a refused call. It matches [ErrOpen]. Calls that are refused in the same state return the same
-// *OpenError, so do not modify it.
+// An OpenError reports a refused call. It matches [ErrOpen]. Several refused calls return the same *OpenError, so do
+// not modify it.
 type OpenError struct {
 	Name  string    // the breaker's name
 	State State     // Open, HalfOpen or ForcedOpen

@@ -7,11 +7,11 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A machine is a gobreaker that a Breaker uses for a limited time. A closed machine is used from the first failure
-// until the breaker opens. An open machine is used from an opening until the breaker opens or closes again. gobreaker
-// decides when the breaker opens, which calls are probes, and when the breaker closes. The Breaker decides how many
-// failures are too many and how long to stay open. The Breaker also handles the probes that gobreaker does not
-// handle: probes that hang, probes that return late, and probes whose streams break.
+// A machine is a gobreaker state machine that a Breaker uses for a limited time. A closed machine is used from the
+// first failure until the breaker opens. An open machine is used from an opening until the breaker opens or closes
+// again. gobreaker decides when the breaker opens, which calls are probes, and when the breaker closes. The Breaker
+// decides how many failures are too many and how long to stay open. The Breaker also handles the probes that
+// gobreaker does not handle: probes that hang, probes that return late, and probes whose streams break.
 type machine struct {
 	*gobreaker.TwoStepCircuitBreaker[struct{}]
 	tooMany bool // the failures recorded so far are enough to open the machine
