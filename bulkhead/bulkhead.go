@@ -56,8 +56,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
-// Unlimited.
+// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
 const Unlimited = -1
 
 // A Bulkhead limits the number of calls that run at the same time. It is safe for concurrent use.

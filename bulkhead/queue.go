@@ -160,7 +160,7 @@ func (q *queue) next() *waiter {
 
 // nextLine returns the line that is served next. At the most important level with waiting calls, this is the line
 // whose share holds the fewest slots. Shares that hold equally many slots take turns. If the order is newestFirst,
-// the first turn has the newest line that has not been served yet. If there are many shares with a single call each,
+// the newest line that has not been served yet has the first turn. If there are many shares with a single call each,
 // that line contains the newest call.
 func (q *queue) nextLine() *line {
 	if len(q.lines) == 1 {
