@@ -20,8 +20,8 @@ type Backoff = interface {
 // the waits are shorter than half of the limit, and a wait can be close to zero. To prevent very short waits, set
 // [Config.MinDelay].
 //
-// Exponential does not panic if its arguments are invalid: [Config.Validate] returns an error unless 0 < first <=
-// longest.
+// If its arguments are invalid, Exponential does not panic, but [Config.Validate] returns an error. The arguments are
+// valid if 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() Backoff {
 	return delay.Exponential(first, longest, delay.Full)
 }

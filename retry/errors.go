@@ -12,8 +12,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// ErrExhausted is the Cause of an [Error] if all Attempts were used, or if the Backoff returned a negative delay. The
-// Cause matches ErrExhausted if an error had a RetryAfter longer than MaxRetryAfter.
+// The Cause of an [Error] matches ErrExhausted in three cases: all Attempts were used, the next delay was negative, or
+// an error had a RetryAfter longer than MaxRetryAfter.
 var ErrExhausted = errors.New("retry: no attempts left")
 
 // ErrOverBudget is the Cause of an [Error] if the [Budget] did not allow another retry.
@@ -76,7 +76,7 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns those of Err, the earlier failure and Cause that are not nil.
+// Unwrap returns Err, the earlier failure and Cause, except for errors that are nil.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }

@@ -63,8 +63,8 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until fn succeeds, fails with an error that is not retryable, a limit is reached, or ctx is done. Do
-// returns the error of fn unchanged, or an [*Error].
+// Do calls fn until fn succeeds, until fn fails with an error that is not retryable, until a limit is reached, or until
+// ctx is done. Do returns the error of fn unchanged, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(contextOutcome(ctx))
