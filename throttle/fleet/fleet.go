@@ -21,7 +21,7 @@
 //	}
 //	defer func() { r.Settle(used) }() // corrects the meters that are Estimated and frees the slots
 //
-// The tokens and slots are counted as follows:
+// The following rules apply to tokens and slots:
 //
 //   - All times follow Redis's clock. If this clock is set forward, rates refill, windows end and leases end, as if
 //     the time had passed.
@@ -80,8 +80,7 @@ import (
 //go:embed fleet.lua
 var script string
 
-// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
-// Unlimited.
+// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
 const Unlimited = throttle.Unlimited
 
 var (
@@ -114,8 +113,8 @@ const (
 	//     Instances.
 	//   - For a rate, one burst in each outage, plus the rate for the duration of the outage.
 	//
-	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5. One answer of Redis came too
-	// late every 1.5 seconds. The processes admitted 37% more tokens than the limit allows.
+	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5. Every 1.5 seconds, one answer
+	// of Redis came too late. The processes admitted 37% more tokens than the limit allows.
 	//
 	// A process has room for the parts of 100,000 meters. It refuses a call that uses a further meter.
 	Local OutagePolicy = "local"
@@ -144,7 +143,7 @@ type Config struct {
 	Name string
 
 	// Eval runs a Lua script on Redis 6 or later and returns a list of integers. The script is always the same. Eval
-	// must return when its ctx is done, and must not run the script a second time. Required. For go-redis, use
+	// must return when its ctx is done, and must not retry the script. Required. For go-redis, use
 	// resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
