@@ -132,7 +132,7 @@ const (
 	EventOutageEnded EventKind = "outage_ended" // Redis can be reached again
 )
 
-// An Event reports a refused call, a call that waited, or a change of an outage.
+// An Event reports a refused call, a call that waited, or the start or end of an outage.
 type Event struct {
 	Kind   EventKind
 	Name   string        // the limit's name

@@ -50,7 +50,8 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 }
 
 // A Group holds a limit for each key, such as a tenant or an address. Its methods are the methods of a [Limiter] with
-// an additional key. A Group is used like a resilience.Group, and needs less memory. It is safe for concurrent use.
+// an additional key. A Group is used like a resilience.Group of Limiters, but needs less memory. It is safe for
+// concurrent use.
 //
 // A key can be evicted while its burst is full and none of its quotas has spent tokens. It is evicted after
 // IdleAfter, or earlier to make room. If the group holds MaxKeys keys and can evict none of them, all new keys share

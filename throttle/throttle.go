@@ -3,7 +3,7 @@
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
 //		Rate:    100,                   // tokens a second
-//		Burst:   20, // tokens that calls may spend at the same moment
+//		Burst:   20,                    // tokens that calls may spend at the same moment
 //		MaxWait: 50 * time.Millisecond, // the maximum time that a call waits for its tokens
 //	})
 //	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
@@ -60,14 +60,13 @@ import (
 )
 
 const (
-	// Unlimited is the value of a field that has no limit. The comment of a field states whether the field accepts
-	// Unlimited.
+	// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
 	Unlimited = -1
 
-	// None is the value of a field that admits nothing: only calls whose cost is zero are admitted. The comment of a
-	// field states whether the field accepts None. A function that is passed to Update must test such a field for None
-	// and for Unlimited before it calculates with the field. None is a large negative number, so that a calculation such
-	// as Unlimited-1 does not result in None.
+	// None means that nothing is admitted, except for calls whose cost is zero. It is valid only for fields whose
+	// comment mentions None. A function that is passed to Update must test such a field for None and for Unlimited
+	// before it calculates with the field. None is a large negative number, so that a calculation such as Unlimited-1
+	// does not result in None.
 	None = -1 << 31
 )
 
