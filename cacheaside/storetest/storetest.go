@@ -27,7 +27,7 @@ import (
 
 // A Backend is an empty cache, for example a server, that the Stores of several processes share.
 type Backend struct {
-	// Connect returns a new Store on the Backend, as another process would have it. Required.
+	// Connect returns a new Store on the Backend, for one more process. Required.
 	Connect func() cacheaside.Store
 
 	// Break makes all calls to all Stores fail, and ends their subscriptions, until restore is called. If Break is nil,
