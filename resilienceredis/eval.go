@@ -200,8 +200,8 @@ func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fl
 	}
 }
 
-// pipeline sends some of calls in one pipeline, and stores their replies in replies. which has the indexes of these
-// calls.
+// pipeline sends some elements of calls in one pipeline, and stores their replies in replies. The indexes of these
+// elements are in which.
 func pipeline(
 	ctx context.Context, client redis.UniversalClient, calls []fleet.Call, which []int, replies []fleet.Reply,
 	eval func(*redis.Script, context.Context, redis.Scripter, []string, ...any) *redis.Cmd,

@@ -67,8 +67,8 @@
 // # Failover in a cluster
 //
 // go-redis reloads the state of a cluster once a minute and after a redirect, but not after a refused connection. The
-// functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the state after every error that is not a reply of
-// a server. So if a master dies and its replica takes over, these functions work again within about two seconds.
+// functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the state after every error that is not an error
+// reply. So if a master dies and its replica takes over, these functions work again within about two seconds.
 //
 // The module's docs/protocol.md describes how policies classify errors. Error replies of Redis are documented at
 // https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
