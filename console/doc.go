@@ -17,9 +17,9 @@
 //
 // # Cost
 //
-// A goroutine samples every metric once per second and retains the samples of the last ten minutes. So even the first
-// visitor after an outage has started sees how it started. For 100 policies, sampling uses less than 0.1% of a CPU core
-// and 1 to 3 MB of memory.
+// A goroutine samples every metric once per second and retains the samples of the last ten minutes. So a visitor who
+// first opens the page during an outage can also see how the outage started. For 100 policies, sampling uses less than
+// 0.1% of a CPU core and 1 to 3 MB of memory.
 //
 // The health of a policy is queried once per second, but only every 10 seconds if it queries a store, such as the
 // health of a Runner. The console assumes that a Health function queries a store if the function uses its ctx.

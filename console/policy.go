@@ -50,7 +50,7 @@ type stateRun struct {
 
 // A memberView is a member of a Group.
 type memberView struct {
-	Key   string `json:"key"` // "hidden" unless Show.Keys
+	Key   string `json:"key"` // the member's key; "hidden" unless Show.Keys is set
 	Calls int64  `json:"calls"`
 	Tone  tone   `json:"tone,omitempty"`
 	State string `json:"state,omitempty"`

@@ -119,10 +119,10 @@ type sagaView struct {
 	Version     int        `json:"version"`
 	State       sagaStatus `json:"status"`
 	Step        string     `json:"step,omitempty"` // the step that blocks the saga, is in progress, or turned it back
-	StepsDone   int        `json:"steps_done"`     // number of steps done, of Steps
+	StepsDone   int        `json:"steps_done"`     // number of the Steps that are done
 	Steps       int        `json:"steps"`
 	TurnedBack  bool       `json:"turned_back,omitempty"`
-	StepsUndone int        `json:"steps_undone,omitempty"`  // number of steps undone, of StepsToUndo
+	StepsUndone int        `json:"steps_undone,omitempty"`  // number of the StepsToUndo that are undone
 	StepsToUndo int        `json:"steps_to_undo,omitempty"` // steps that had, or may have had, an effect
 	Failures    int        `json:"failures"`
 	Error       string     `json:"error,omitempty"`
