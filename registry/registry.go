@@ -29,7 +29,7 @@ type Registry struct {
 	mu      sync.RWMutex
 	entries map[string]Entry // the policies, by path; to write, changing must also be held
 
-	applying sync.Mutex // held by Apply and Preview
+	applying sync.Mutex // held during Apply, Preview and Reload
 }
 
 // New returns an empty Registry.
