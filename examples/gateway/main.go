@@ -51,8 +51,8 @@ type counts struct {
 	requests, answered, cut, limited, failed, fallbacks atomic.Int64
 }
 
-// A bill has the numbers of tokens of a tenant: the gateway has reserved them, they have arrived at the tenant, and
-// they were charged to the tenant's monthly quota.
+// A bill counts a tenant's tokens: the tokens that the gateway reserved, the tokens that arrived at the tenant, and the
+// tokens that were charged to the tenant's monthly quota.
 type bill struct {
 	tenant                     string
 	reserved, arrived, charged int64

@@ -114,7 +114,7 @@ func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// load sends requests to a backend of which some fail, as script specifies.
+// load sends requests to a backend, which fails for a while.
 func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{
 		{Kind: faults.Latency, Delay: 2 * time.Millisecond},

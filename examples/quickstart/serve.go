@@ -90,8 +90,8 @@ type slice struct {
 }
 
 // A share has the results of one side in a slice. These are the numbers of calls that ended, by outcome, and the number
-// of requests that the backend received. They also include the 99th percentile of the durations of calls in the last
-// second, in milliseconds.
+// of requests that the backend received. P99 is the 99th percentile of the durations of calls in the last second, in
+// milliseconds.
 type share struct {
 	Answered int     `json:"answered"`
 	Stale    int     `json:"stale"`
