@@ -55,7 +55,7 @@ type ClientConfig struct {
 	ResponseHeaderTimeout, Idle time.Duration
 
 	// Retry retries requests that may be repeated; see [Transport]. The default is a retrier for each host,
-	// with up to 4 attempts per request. Its first delay is 50 to 100ms, and each further delay is about
+	// with up to 4 attempts per request. Its first delay is 38 to 75ms, and each further delay is about
 	// twice as long. If a response has a Retry-After, the delay is at least that long. A budget for each host
 	// limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open, the retrier
 	// stops instead of waiting.
@@ -304,7 +304,7 @@ func (c ClientConfig) newRetrier(string) *retry.Retrier {
 	return retry.New(retry.Config{
 		Name:     c.Name,
 		Attempts: defaultAttempts,
-		Backoff:  delay.Exponential(100*time.Millisecond, 2*time.Second, delay.Equal),
+		Backoff:  delay.Exponential(75*time.Millisecond, 2*time.Second, delay.Equal),
 		Budget:   retry.NewBudget(retry.BudgetConfig{Name: c.Name}),
 	})
 }

@@ -29,12 +29,12 @@ var RedRows = []RedRow{
 	//
 	// With a patience of 3s, the breaker has been open for a long time when the 15s end, because 25 calls
 	// have missed their deadlines. In the last 3s, it admits only probes. Retries save the calls of the last
-	// 0.35 to 0.7s. The other calls of these 3s, except the probes, are lost, and so are the calls until the
+	// 0.26 to 0.53s. The other calls of these 3s, except the probes, are lost, and so are the calls until the
 	// next probe succeeds.
 	//
 	// With a patience of 10s and 20 calls per second, the breaker opens 11.25s after the start of the fault,
 	// when the 25th dial has hung for 10s. The calls of the remaining 3.75s are lost, except the calls of the
-	// last 0.35 to 0.7s.
+	// last 0.26 to 0.53s.
 	//
 	// With a patience of 10s and 200 calls per second, the client without policies answers the 1,400 calls of
 	// the last 7s. NewClient has only 100 slots, and 600 more calls wait for a slot, each for up to 3s.

@@ -149,20 +149,22 @@ func twoAddresses() []Row {
 
 func unavailable() (rows []Row) {
 	for _, v := range []struct {
-		percent int
-		length  time.Duration
-		must    Must
+		percent  int
+		length   time.Duration
+		minCalls int
+		must     Must
 	}{
-		{1, 15 * s, Must{}},
-		{20, 15 * s, Must{}},
+		{1, 15 * s, 100, Must{}},
+		// Of 100 calls whose callers wait 300ms, the share that is answered varies by more than the 1% of rule A.
+		{20, 15 * s, 400, Must{}},
 		// The breaker computes a failure rate from 20 calls or more. At a failure rate near 50%, it opens at
 		// a random time.
-		{50, 30 * s, Must{LoadOnly: true, SendFewer: 20}},
-		{100, 15 * s, Must{SendFewer: 1}},
+		{50, 30 * s, 100, Must{LoadOnly: true, SendFewer: 20}},
+		{100, 15 * s, 100, Must{SendFewer: 1}},
 	} {
 		rows = append(rows, Row{
 			ID: fmt.Sprintf("8/%d", v.percent), Name: fmt.Sprintf("%d%% of answers are 503", v.percent),
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: v.length, MinCalls: 100,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: v.length, MinCalls: v.minCalls,
 			Server: Share(float64(v.percent)/100, Unavailable, Takes(50*ms)), Must: v.must,
 		})
 	}
