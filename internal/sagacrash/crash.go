@@ -16,25 +16,18 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Crashes tests sagas of different shapes on a store. For each shape, it repeats the saga once for each write: the
-// process stops before or after this write, and another process finishes the saga. Crashes checks that each saga ends
-// as it does without a crash, that each step has taken effect once or not at all, that no Do starts after the saga has
-// turned back, and that the log has no gap.
+// Crashes tests sagas with children on a store and, if the store has transactions, sagas with steps in transactions.
+// It repeats each saga once for each write: the process stops before or after this write, and another process finishes
+// the saga. Crashes checks that each saga ends as it does without a crash, that each step has taken effect once or not
+// at all, that no Do starts after the saga has turned back, and that the log has no gap.
 //
 // newStore is called once. The cases run concurrently, each with its own definition. In a bubble of testing/synctest,
-// the waits take no real time. shapes selects some of the shapes; without shapes, all of them are tested: "chain",
-// "declined", "in doubt", "diamond", "diamond declined", "pivot", "parked", "refused by a policy", "undo refused by a
-// policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed", "children", "children turned
-// back", "children declined", "transactions", "transactions declined".
-func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...string) {
+// the waits take no real time.
+func Crashes(t *testing.T, newStore func(t *testing.T) store.Store) {
 	t.Helper()
 	st := newStore(t)
 	cases := 0
-	list, err := selected(scenarios(st), shapes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, sc := range list {
+	for _, sc := range scenarios(st) {
 		clean := newTrial(t, st, sc, sc.name+" without a crash", 0, false)
 		clean.run()
 		var wg sync.WaitGroup
@@ -56,22 +49,6 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 	t.Logf("%d crashes", cases)
 }
 
-// selected returns the scenarios with these names, or all scenarios if there are no names. It returns an error for an
-// unknown shape, because otherwise the caller would believe that the shape was tested.
-func selected(all []scenario, shapes []string) (list []scenario, err error) {
-	if len(shapes) == 0 {
-		return all, nil
-	}
-	for _, shape := range shapes {
-		i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == shape })
-		if i < 0 {
-			return nil, fmt.Errorf("sagacrash: there is no shape %q for this store", shape)
-		}
-		list = append(list, all[i])
-	}
-	return list, nil
-}
-
 // A scenario is a saga and its expected result.
 type scenario struct {
 	name  string
@@ -85,62 +62,6 @@ type notes struct{ By map[string]string }
 
 func scenarios(st store.Store) []scenario {
 	list := []scenario{
-		{"chain", store.Completed, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
-		}, []string{"a", "b", "c"}},
-		{"declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.Declined(errDeclined))}
-		}, nil},
-		{"in doubt", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.losing("b")}
-		}, nil},
-		{"diamond", store.Completed, func(p *side) []saga.Step[notes] {
-			return p.diamond(p.step("d"))
-		}, []string{"a", "b", "c", "d"}},
-		{"diamond declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return p.diamond(p.failing("d", saga.Declined(errDeclined)))
-		}, nil},
-		{"pivot", store.Completed, func(p *side) []saga.Step[notes] {
-			b, c := p.step("b"), p.twice("c")
-			b.Pivot, b.Undo, c.Undo = true, nil, nil
-			return []saga.Step[notes]{p.step("a"), b, c}
-		}, []string{"a", "b", "c"}},
-		{"parked", store.Completed, func(p *side) []saga.Step[notes] {
-			b := p.twice("b")
-			b.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
-			return []saga.Step[notes]{p.step("a"), b}
-		}, []string{"a", "b"}},
-		{"refused by a policy", store.Completed, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
-		}, []string{"a", "b", "c"}},
-		{"undo refused by a policy", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.Declined(errDeclined))}
-		}, nil},
-		{"stuck", store.Stuck, func(p *side) []saga.Step[notes] {
-			b := p.step("b")
-			b.Undo = func(context.Context, *notes) error { return saga.Permanent(errDeclined) }
-			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Permanent(errDeclined))}
-		}, []string{"a", "b"}},
-		{"signaled", store.Completed, func(p *side) []saga.Step[notes] {
-			b := p.step("b")
-			b.Await = "paid"
-			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
-		}, []string{"a", "b", "c"}},
-		{"signaled while it waits", store.Completed, func(p *side) []saga.Step[notes] {
-			b := p.step("b")
-			b.Delay, b.Await = 20*time.Millisecond, "paid"
-			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
-		}, []string{"a", "b", "c"}},
-		{"not signaled", store.Compensated, func(p *side) []saga.Step[notes] {
-			b := p.step("b")
-			b.Await, b.AwaitFor = "paid", 20*time.Millisecond
-			return []saga.Step[notes]{p.step("a"), b}
-		}, nil},
-		{"delayed", store.Completed, func(p *side) []saga.Step[notes] {
-			b := p.step("b")
-			b.Delay = 20 * time.Millisecond
-			return []saga.Step[notes]{{Name: "rest", Delay: 20 * time.Millisecond}, p.step("a"), b}
-		}, []string{"a", "b"}},
 		{"children", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.step("y")), p.step("z")}
 		}, []string{"a", "x", "y", "z"}},
@@ -183,7 +104,6 @@ type trial struct {
 	turned bool            // whether the status "compensating" was recorded
 	effect map[string]bool // the steps that are in effect now
 	undone map[string]bool // the steps that were undone, whose later Do is declined
-	calls  map[string]int  // the number of calls, by step, or by command for the calls of a policy
 }
 
 var trials atomic.Int64
@@ -192,7 +112,7 @@ func newTrial(t *testing.T, st store.Store, sc scenario, name string, at int, af
 	return &trial{
 		t: t, name: name, id: fmt.Sprintf("crash-%d", trials.Add(1)), sc: sc, store: st,
 		at: at, after: after, died: make(chan struct{}),
-		effect: make(map[string]bool), undone: make(map[string]bool), calls: make(map[string]int),
+		effect: make(map[string]bool), undone: make(map[string]bool),
 	}
 }
 
@@ -382,19 +302,6 @@ func (s *side) failing(name string, err error) saga.Step[notes] {
 	return st
 }
 
-// signaling returns a step that sends a signal to its own saga, as a participant may do.
-func (s *side) signaling(name, signal string) saga.Step[notes] {
-	st := s.step(name)
-	do := st.Do
-	st.Do = func(ctx context.Context, n *notes) error {
-		if err := do(ctx, n); err != nil {
-			return err
-		}
-		return s.runner.Signal(ctx, s.tr.id, signal, []byte(name))
-	}
-	return st
-}
-
 // child returns a step with a child saga that has these steps. The state is passed to the child, and the child's state
 // is merged into it.
 func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
@@ -408,78 +315,6 @@ func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
 			maps.Copy(n.By, c.By)
 			return nil
 		})}
-}
-
-// losing returns a step that takes effect and then returns an error, as if the reply was lost.
-func (s *side) losing(name string) saga.Step[notes] {
-	st := s.step(name)
-	st.Attempts = 3
-	do := st.Do
-	st.Do = func(ctx context.Context, n *notes) error {
-		if err := do(ctx, n); err != nil {
-			return err
-		}
-		return errors.New("connection reset")
-	}
-	return st
-}
-
-// heldBack returns a step with a policy that refuses the first two calls to Do and the first two calls to Undo. During
-// the pauses between them, the saga has no owner.
-func (s *side) heldBack(name string) saga.Step[notes] {
-	st := s.step(name)
-	st.Attempts, st.UndoAttempts = 1, 1
-	st.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
-	st.Middleware = func(next func(context.Context) error) func(context.Context) error {
-		return func(ctx context.Context) error {
-			leave, err := s.enter()
-			if err != nil {
-				return next(ctx)
-			}
-			key := "policy of " + saga.CommandFrom(ctx).ID
-			s.tr.calls[key]++
-			calls := s.tr.calls[key]
-			leave()
-			if calls <= 2 {
-				return refusal{}
-			}
-			return next(ctx)
-		}
-	}
-	return st
-}
-
-// A refusal is the error of a policy that refused the call.
-type refusal struct{}
-
-func (refusal) Error() string { return "refused by a policy" }
-func (refusal) Refused() bool { return true }
-
-// twice returns a step that fails twice before it succeeds.
-func (s *side) twice(name string) saga.Step[notes] {
-	st := s.step(name)
-	do := st.Do
-	st.Do = func(ctx context.Context, n *notes) error {
-		leave, err := s.enter()
-		if err != nil {
-			return err
-		}
-		s.tr.calls[name]++
-		calls := s.tr.calls[name]
-		leave()
-		if calls <= 2 {
-			return errors.New("unavailable")
-		}
-		return do(ctx, n)
-	}
-	return st
-}
-
-// diamond returns the steps a, then b and c in parallel, then last.
-func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
-	a, b, c := s.step("a"), s.step("b"), s.step("c")
-	c.Parallel = true
-	return []saga.Step[notes]{a, b, c, last}
 }
 
 // inTx returns a step with DoTx and UndoTx. As its effect in the store's database, it inserts another saga, which has

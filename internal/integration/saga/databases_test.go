@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"fmt"
-	mathrand "math/rand/v2"
 	"net/url"
 	"path/filepath"
 	"regexp"
@@ -75,7 +74,7 @@ func newMySQL(t testing.TB) (dsn, name string) {
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		// A process that was killed may have left a transaction behind.
-		_, _ = killConnections(db, name, 1)
+		_ = killConnections(db, name)
 		_, err := db.Exec("DROP DATABASE " + name)
 		require.NoError(t, err)
 		require.NoError(t, db.Close())
@@ -84,32 +83,30 @@ func newMySQL(t testing.TB) (dsn, name string) {
 	return config.FormatDSN(), name
 }
 
-// killConnections ends this share of the connections to a database of MySQL.
-func killConnections(db *sql.DB, name string, share float64) (n int, err error) {
+// killConnections ends the connections to a database of MySQL.
+func killConnections(db *sql.DB, name string) error {
 	rows, err := db.Query(`SELECT id FROM information_schema.processlist WHERE db = ? AND id <> connection_id()`, name)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer rows.Close()
 	var ids []int64
 	for rows.Next() {
 		var id int64
 		if err := rows.Scan(&id); err != nil {
-			return 0, err
+			return err
 		}
 		ids = append(ids, id)
 	}
 	for _, id := range ids {
-		if mathrand.Float64() < share {
-			_, _ = db.Exec(fmt.Sprintf("KILL %d", id)) // it may have ended
-			n++
-		}
+		_, _ = db.Exec(fmt.Sprintf("KILL %d", id)) // it may have ended
 	}
-	return n, rows.Err()
+	return rows.Err()
 }
 
 func sqliteDSN(path string) string {
-	return "file:" + path + "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+	return "file:" + path +
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
 }
 
 // newSchema returns the DSN of a new schema, which goes with the test, and its

@@ -330,50 +330,6 @@ func TestBacklogHidesNoSaga(t *testing.T) {
 	})
 }
 
-// TestClaimReadsARowMoreForEachDefinition, or two on MariaDB, however many sagas are due.
-func TestClaimReadsARowMoreForEachDefinition(t *testing.T) {
-	onEach(t, func(t *testing.T, d database) {
-		costs := func(d database, definitions int) (rows []int) {
-			name := fmt.Sprintf(`'trip-' || (i %% %d)`, definitions)
-			if d.Dialect == sqlstore.MySQL {
-				name = fmt.Sprintf(`CONCAT('trip-', i %% %d)`, definitions)
-			}
-			fillNamed(t, d, nil, name, time.Hour, map[saga.Status]int{saga.Running: *plansSagas})
-			p := newProbe(t, d)
-			var known []store.Definition
-			for i := range definitions {
-				known = append(known, store.Definition{Saga: fmt.Sprint("trip-", i)})
-			}
-			woken := 0
-			claim := func(due int) func() error {
-				var ids []string
-				for range due {
-					woken++
-					ids = append(ids, fmt.Sprint("trip-", woken))
-				}
-				_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE id IN ('` + strings.Join(ids, "', '") + `')`)
-				require.NoError(t, err)
-				return func() error {
-					recs, err := p.store.Claim(t.Context(),
-						store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
-					require.Len(t, recs, min(due, 64))
-					return err
-				}
-			}
-			require.NoError(t, claim(1)()) // what is asked once, and prepared
-			for _, due := range []int{0, 10, 1000} {
-				read, _ := p.cost(t, fmt.Sprintf("%d due of %d definitions", due, definitions), claim(due))
-				rows = append(rows, read)
-			}
-			return rows
-		}
-		one, many := costs(d, 1), costs(newDatabase(t, d.Dialect), 500)
-		for i := range one {
-			require.LessOrEqual(t, many[i], 3*one[i]+2*500)
-		}
-	})
-}
-
 // TestTableThatIsNotVacuumed: what sagas leave behind in the indexes is read until no
 // transaction can see it, and then no more.
 func TestTableThatIsNotVacuumed(t *testing.T) {

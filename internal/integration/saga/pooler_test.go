@@ -39,6 +39,14 @@ func pooled(t *testing.T) (pooler *services.PgBouncer, dsn string) {
 	return pooler, dsn
 }
 
+func fiveSteps() *saga.Saga[nothing] {
+	sg := &saga.Saga[nothing]{Name: "trip"}
+	for i := range 5 {
+		sg.Steps = append(sg.Steps, saga.Step[nothing]{Name: fmt.Sprint("s", i), Do: done, Undo: done})
+	}
+	return sg
+}
+
 // TestThroughPgBouncer runs sagas in modes of pgx. Two of them need no state of a connection.
 // With the default an error says what to set. The other two describe a statement without a
 // name in one round trip and run it in another, perhaps on a connection where it is one of

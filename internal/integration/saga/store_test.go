@@ -3,7 +3,6 @@ package saga_test
 import (
 	"context"
 	"database/sql"
-	"flag"
 	"fmt"
 	mathrand "math/rand/v2"
 	"strings"
@@ -22,8 +21,6 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/saga/storetest"
 )
-
-var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all shapes on MySQL and SQLite too")
 
 // TestStore runs with a Prefix, which every statement must have; all other tests run without one.
 func TestStore(t *testing.T) {
@@ -67,12 +64,8 @@ func TestCrashMatrix(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
-			var shapes []string
-			if dialect != sqlstore.PostgreSQL && !*crashAll {
-				shapes = []string{"in doubt"} // all would take minutes
-			}
 			t.Parallel()
-			sagacrash.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) }, shapes...)
+			sagacrash.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) })
 		})
 	}
 }
