@@ -424,25 +424,6 @@ func TestParentWaitsForUnknownStuckChild(t *testing.T) {
 	})
 }
 
-// TestCompensatedChildOfPivotTurnsBack: a pivot whose child was compensated took no effect, even if the child has a
-// pivot itself. The parent turns back.
-func TestCompensatedChildOfPivotTurnsBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)}}
-		ship := w.step("ship")
-		ship.Pivot, ship.Undo = true, nil
-		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
-		pivot := saga.Step[trip]{Name: "parcels", Pivot: true,
-			Child: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
-		sg := sequence(step("flight"), pivot, step("car"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		startOrder(t, r, sg)
-		s, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-	})
-}
-
 // A forgetful store reports in a heartbeat that the runner has lost a saga, and returns no saga from Claim.
 type forgetful struct {
 	store.Store
@@ -567,24 +548,6 @@ func TestDefinitionIsItsOwnChild(t *testing.T) {
 		_, err = saga.Register(r, sg).Result(t.Context(), "box-1")
 		require.NoError(t, err)
 		require.EqualValues(t, 1+3+3*2+3*2*1, total(r, "status=completed"))
-	})
-}
-
-func TestAbandonedChildIsNotUndone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": make(chan struct{})}}
-		sg := sequence(step("flight"), w.parcels(1))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		startOrder(t, r, sg)
-		time.Sleep(time.Hour)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
-			saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
-		begun := time.Now()
-		s, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.LessOrEqual(t, time.Since(begun), time.Second)
-		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-		require.Len(t, w.did, 2)
 	})
 }
 
@@ -742,76 +705,6 @@ func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest)
 	list, err := s.Store.Children(ctx, req)
 	s.listed.Add(int64(len(list)))
 	return list, err
-}
-
-// TestChildEndCostIsBounded ends many children one by one while their parent waits, first completed and then
-// compensated. The cost of each does not depend on the number of siblings.
-func TestChildEndCostIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n = 200
-		store := &countingReads{Store: saga.NewMemory()}
-		slow := func(_ context.Context, p *parcel) error {
-			time.Sleep(time.Duration(1+p.Weight) * time.Minute)
-			return nil
-		}
-		child := &saga.Saga[parcel]{Name: "parcel",
-			Steps: []saga.Step[parcel]{{Name: "pack", Do: slow, Undo: slow, Timeout: 100 * time.Hour}}}
-		parcels := saga.Step[trip]{Name: "parcels", Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) {
-			list := make([]parcel, n)
-			for i := range list {
-				list[i].Weight = i
-			}
-			return list, nil
-		}, nil)}
-		sg := sequence(parcels, saga.Step[trip]{Name: "paid", Await: "paid"})
-		r, _ := begin[trip](t, store, saga.RunnerConfig{Concurrency: 2 * n}, sg)
-		startOrder(t, r, sg)
-		look := func(after time.Duration, loads, listed int) {
-			t.Helper()
-			time.Sleep(after)
-			t.Log(store.loads.Load(), store.listed.Load())
-			require.LessOrEqual(t, store.loads.Swap(0), int64(loads))
-			require.LessOrEqual(t, store.listed.Swap(0), int64(listed))
-		}
-		const few = 50 // reads by the parent, in case no child woke it
-		look((n+1)*time.Minute, n, (few+1)*n)
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
-		look((n+1)*time.Minute, 2*n, (few+1)*n)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
-		require.Less(t, len(events(t, r, "order-1")), n/2)
-	})
-}
-
-// TestPivotWaitsUntilAllChildrenEnded: one child has failed, and the pivot still waits for the others without
-// polling often.
-func TestPivotWaitsUntilAllChildrenEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{
-			fail: map[string]error{"do ship order-1/parcels/0": saga.Declined(errDeclined)},
-			hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})},
-		}
-		pivot := w.parcels(2)
-		pivot.Pivot = true
-		ship := w.step("ship")
-		ship.Pivot, ship.Undo = true, nil
-		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
-		pivot.Child = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
-		sg := sequence(step("flight"), pivot)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-		startOrder(t, r, sg)
-		time.Sleep(long(24 * time.Hour))
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Running, in.Status)
-		require.Less(t, in.Epoch, int64(30))
-		close(w.hold["do ship order-1/parcels/1"])
-		time.Sleep(time.Second)
-		in, err = r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Stuck, in.Status, "one parcel is on its way, and the other is not")
-	})
 }
 
 func TestStoreErrorFailsNoChild(t *testing.T) {

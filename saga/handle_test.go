@@ -135,25 +135,3 @@ func TestRunnerWarnsWhileUnobserved(t *testing.T) {
 		require.NotContains(t, logged.String(), "id=observed")
 	})
 }
-
-func TestEndedSagasAreKeptFor30Days(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"))
-		for _, cfg := range []saga.RunnerConfig{{Retention: saga.Retention{Completed: saga.Unlimited}}, {}} {
-			cfg.Poll, cfg.LeaseTTL = time.Hour, time.Hour
-			r, stop := begin(t, saga.NewMemory(), cfg, sg)
-			mustStart(t, r, sg)
-			time.Sleep(30*24*time.Hour - 4*time.Hour)
-			_, err := r.Get(t.Context(), "trip-1")
-			require.NoError(t, err)
-			time.Sleep(8 * time.Hour)
-			_, err = r.Get(t.Context(), "trip-1")
-			if cfg.Retention.Completed == saga.Unlimited {
-				require.NoError(t, err)
-			} else {
-				require.ErrorIs(t, err, saga.ErrNotFound)
-			}
-			stop()
-		}
-	})
-}

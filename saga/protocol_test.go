@@ -13,7 +13,6 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/saga"
-	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // refusing returns a middleware that refuses the first n calls like a policy.
@@ -128,116 +127,6 @@ func TestRunDoesNotUndoRefusedStep(t *testing.T) {
 				require.False(t, behavior.IsRefused(err), "steps were called")
 				require.Equal(t, time.Minute, time.Since(begun))
 				require.Equal(t, append(append([]string{"do flight"}, c.calls...), "undo flight"), s.Calls)
-			})
-		})
-	}
-}
-
-func TestRunRetriesRefusedUndoWithoutLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := step("flight")
-		st.UndoAttempts, st.Middleware = 1, undoing(refusing(500, time.Minute))
-		var s trip
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		begun := time.Now()
-		err := saga.Run(ctx, sequence(st, failing("hotel", saga.Declined(errDeclined))), &s)
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.GreaterOrEqual(t, time.Since(begun), 500*time.Minute)
-		require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
-	})
-}
-
-// TestRunTurnsBackAtRefusedPivot: the outcome of a pivot without Undo must be known before the saga turns back, so
-// it is retried past the deadline. A pivot that was only refused is not.
-func TestRunTurnsBackAtRefusedPivot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		charge, calls := step("charge"), 0
-		charge.Pivot, charge.Undo = true, nil
-		charge.Do = func(context.Context, *trip) error {
-			calls++
-			return refusal{}
-		}
-		sg := sequence(step("flight"), charge)
-		sg.Timeout = time.Minute
-		begun := time.Now()
-		err := saga.Run(t.Context(), sg, &trip{})
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, time.Minute, time.Since(begun))
-
-		calls = 0
-		charge.Do = func(context.Context, *trip) error {
-			switch calls++; {
-			case calls == 1:
-				return errDeclined
-			case calls < 100:
-				return refusal{}
-			}
-			return nil
-		}
-		sg = sequence(step("flight"), charge)
-		sg.Timeout = time.Minute
-		begun = time.Now()
-		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
-		require.Equal(t, 99*time.Second, time.Since(begun))
-	})
-}
-
-func TestRunnerLogsRefusalOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		flight, hotel := step("flight"), step("hotel")
-		flight.Middleware, flight.UndoAttempts = undoing(refusing(30, 0)), 1
-		hotel.Middleware = refusing(always, 0)
-		sg := sequence(flight, hotel)
-		sg.Timeout = 30*time.Second + 500*time.Millisecond
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorIs(t, err, saga.ErrDeadline)
-		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-		require.Equal(t, []string{
-			"created", "step_done flight", "step_refused hotel", "turned_back hotel", "step_refused flight",
-			"step_undone flight", "compensated",
-		}, events(t, r, "trip-1"))
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.StepNoEffect, in.Steps[1].Status)
-		require.Zero(t, in.Steps[1].Attempts)
-		require.Equal(t, 1, in.Steps[0].Undos)
-		require.Zero(t, in.Failures)
-		synctest.Wait()
-		require.EqualValues(t, 31+30, total(r, "outcome=refused"))
-	})
-}
-
-// TestRefusedStepAfterCrash: while an owner holds a saga, each of its steps may be running. If the owner crashes,
-// their outcome is unknown, even if they were refused before. The outcome of a parked step is known.
-func TestRefusedStepAfterCrash(t *testing.T) {
-	for _, c := range []struct {
-		name, owner string
-		undone      bool
-	}{
-		{"written back", "", false},
-		{"held by an owner that crashed", "dead", true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				hotel := step("hotel")
-				hotel.Middleware = doing(refusing(always, 0))
-				sg := sequence(hotel)
-				sg.Timeout = 10 * time.Second
-				st := saga.NewMemory()
-				_, _, err := st.Start(t.Context(), store.StartRequest{
-					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, State: []byte(`{}`), CompleteIn: 10 * time.Second,
-					Progress: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
-					Owner:    c.owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
-				})
-				require.NoError(t, err)
-				r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-				s, err := result[trip](t.Context(), r, "trip-1")
-				require.ErrorIs(t, err, saga.ErrCompensated)
-				require.Equal(t, c.undone, len(s.Calls) == 1)
 			})
 		})
 	}

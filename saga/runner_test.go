@@ -122,23 +122,6 @@ func mustStart(t *testing.T, r *saga.Runner, sg *saga.Saga[trip]) *saga.Instance
 	return in
 }
 
-func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"), step("hotel"), step("car"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Register(r, sg).Start(t.Context(), "trip-1", trip{Calls: []string{"begin"}})
-		require.NoError(t, err)
-		s, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
-		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "step_done car", "completed"},
-			events(t, r, "trip-1"))
-		synctest.Wait()
-		stats := r.Stats()
-		require.Equal(t, saga.Stats{Commits: 3}, stats)
-	})
-}
-
 // abandoned starts a saga of one step whose owner has crashed or has lost it.
 func abandoned(t *testing.T, st store.Store, id, owner string) {
 	t.Helper()
@@ -149,29 +132,6 @@ func abandoned(t *testing.T, st store.Store, id, owner string) {
 	})
 	require.NoError(t, err)
 	require.True(t, created)
-}
-
-func TestRunnerTakesOverFromCrashedOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var epoch int64
-		st := step("flight")
-		st.Do = func(ctx context.Context, _ *trip) error { epoch = saga.CommandFrom(ctx).Epoch; return nil }
-		store := saga.NewMemory()
-		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(st))
-		abandoned(t, store, "trip-1", "dead")
-		begun := time.Now()
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(begun), 16*time.Second, "lease and poll")
-		require.EqualValues(t, 2, epoch)
-		require.Equal(t, []string{"created", "taken_over", "step_done flight", "completed"}, events(t, r, "trip-1"))
-		synctest.Wait()
-		require.EqualValues(t, 1, r.Stats().TakenOver)
-		require.EqualValues(t, 1, metricsOf(r)["saga.claims{from=crashed}"])
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Zero(t, in.Takeovers, "since the last result")
-	})
 }
 
 // A gate is a store whose calls a test can change or fail.
@@ -243,48 +203,6 @@ func (g *gate) Load(ctx context.Context, id string) (store.Record, error) {
 		return store.Record{}, err
 	}
 	return g.Store.Load(ctx, id)
-}
-
-func TestOwnerStopsWithoutHeartbeats(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		g := &gate{Store: store}
-		begun := time.Now()
-		type end struct {
-			after time.Duration
-			cause error
-		}
-		ended := make(chan end, 1)
-		var calls atomic.Int64
-		st := step("flight")
-		st.Do = func(ctx context.Context, _ *trip) error {
-			if calls.Add(1) > 1 {
-				return nil
-			}
-			<-ctx.Done()
-			ended <- end{time.Since(begun), context.Cause(ctx)}
-			time.Sleep(time.Minute) // it ignores its ctx
-			return nil
-		}
-		sg := sequence(st)
-		var storeErrs atomic.Int64
-		cut, _ := observed(t, g, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(saga.Event) { storeErrs.Add(1) }), sg)
-		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, cut, sg)
-		time.Sleep(7 * time.Second) // one heartbeat, at 5s
-		g.set(true)
-		_, err := result[trip](t.Context(), other, "trip-1")
-		require.NoError(t, err)
-		got := <-ended
-		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
-		require.EqualError(t, got.cause, "saga: no longer held")
-		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
-		require.Equal(t, []string{"created", "taken_over", "step_done flight", "completed"}, events(t, other, "trip-1"))
-		synctest.Wait()
-		require.EqualValues(t, 1, cut.Stats().Lost)
-		require.NotZero(t, storeErrs.Load())
-		require.Equal(t, storeErrs.Load(), cut.Stats().StoreErrors)
-	})
 }
 
 // TestLockedRowIsNotLost: a heartbeat that cannot extend a lease leaves it unchanged.
@@ -360,77 +278,6 @@ func TestUnansweredHeartbeatKeepsLease(t *testing.T) {
 	})
 }
 
-func TestHungStepDoesNotHoldLostSaga(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := saga.NewMemory()
-		g := &gate{Store: memory,
-			claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
-		var calls atomic.Int64
-		st := step("flight")
-		st.Do = func(context.Context, *trip) error {
-			if calls.Add(1) == 1 {
-				time.Sleep(time.Hour)
-			}
-			return nil
-		}
-		sg := sequence(st)
-		cut, _ := begin(t, g, saga.RunnerConfig{}, sg)
-		mustStart(t, cut, sg)
-		begun := time.Now()
-		g.set(true)
-		// The lease expires at 15s, and the store answers again at 15.001s.
-		time.AfterFunc(15*time.Second+time.Millisecond, func() { g.set(false) })
-		time.Sleep(21 * time.Second) // a heartbeat later
-		other, _ := begin(t, memory, saga.RunnerConfig{}, sg)
-		_, err := result[trip](t.Context(), other, "trip-1")
-		require.NoError(t, err)
-		require.Less(t, time.Since(begun), 24*time.Second)
-	})
-}
-
-func TestFencedOwnerStopsImmediately(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// By the store's clock the lease expired long ago.
-		st := saga.NewMemory()
-		g := &gate{Store: st}
-		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-			req.LeaseTTL = time.Nanosecond
-			return st.Start(ctx, req)
-		}
-		hotel := step("hotel")
-		hotel.Do = func(context.Context, *trip) error { t.Error("the next step began"); return nil }
-		flight := step("flight")
-		flight.Do = func(ctx context.Context, _ *trip) error {
-			time.Sleep(time.Millisecond)
-			recs, err := st.Claim(ctx, store.ClaimRequest{
-				Owner: "thief", LeaseTTL: time.Hour, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
-			})
-			require.NoError(t, err)
-			require.Len(t, recs, 1)
-			_, err = st.Commit(ctx, store.CommitRequest{
-				ID: "trip-1", Epoch: recs[0].Epoch, Seq: recs[0].Seq, Status: saga.Running, State: recs[0].State,
-				Progress: recs[0].Progress, Log: make([]store.Entry, 3),
-			})
-			require.NoError(t, err)
-			return nil
-		}
-		sg := sequence(flight, hotel)
-		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }
-		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
-		time.Sleep(time.Millisecond)
-		go mustStart(t, r, sg)
-		time.Sleep(time.Second)
-		rec, err := st.Load(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, "thief", rec.Owner)
-		require.EqualValues(t, 4, rec.Seq)
-		synctest.Wait()
-		require.EqualValues(t, 1, r.Stats().Lost)
-		require.Zero(t, r.Stats().Held)
-		require.Zero(t, r.Stats().StoreErrors, "the store has not failed")
-	})
-}
-
 // TestForeignCommitOfSameEpochIsNotOwn: a transaction that timed out commits later and replaces a record of the same
 // length.
 func TestForeignCommitOfSameEpochIsNotOwn(t *testing.T) {
@@ -493,34 +340,6 @@ func TestStoppingRunnerReleasesSagas(t *testing.T) {
 	})
 }
 
-func TestStoppingRunnerStartsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		lasting := func(name string, d time.Duration) saga.Step[counts2] {
-			return saga.Step[counts2]{
-				Name: name, Parallel: name == "y",
-				Do:   func(context.Context, *counts2) error { time.Sleep(d); return nil },
-				Undo: func(context.Context, *counts2) error { return nil },
-			}
-		}
-		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{
-			lasting("x", 5*time.Second), lasting("y", time.Second), lasting("z", time.Second),
-		}}
-		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		begun := time.Now()
-		_, err := saga.Register(r, sg).Start(t.Context(), "wide-1", counts2{})
-		require.NoError(t, err)
-		synctest.Wait()
-		stop()
-		require.Equal(t, 5*time.Second, time.Since(begun))
-		in, err := r.Get(t.Context(), "wide-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.StepDone, in.Steps[1].Status)
-		require.Equal(t, saga.StepStarted, in.Steps[2].Status)
-		require.Zero(t, in.Steps[2].Attempts)
-		require.False(t, in.Steps[2].MaybeApplied)
-	})
-}
-
 func TestClaimDuringStopIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
@@ -560,64 +379,6 @@ func TestDrainingRunnerRenewsLeases(t *testing.T) {
 		stop()
 		require.Equal(t, []string{"created", "step_done flight", "completed"}, events(t, second, "trip-1"))
 		require.Zero(t, second.Stats().Claimed)
-	})
-}
-
-func TestStoppingRunnerLosesUnwritableSaga(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// Heartbeats and reads succeed, commits fail.
-		st := saga.NewMemory()
-		begun := time.Now()
-		var late atomic.Int64
-		g := &gate{Store: st, commit: func(context.Context, store.CommitRequest) (store.Receipt, error) {
-			return store.Receipt{}, errDown
-		}}
-		sg := sequence(step("flight"), step("hotel"))
-		first, stop := observed(t, g, saga.RunnerConfig{}, on(saga.EventStoreFailed, func(saga.Event) {
-			if time.Since(begun) > 11*time.Second {
-				late.Add(1)
-			}
-		}), sg)
-		mustStart(t, first, sg)
-		time.Sleep(time.Second)
-		second, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		stop()
-		// The drain ends at 11s, and the last heartbeat was at 10s. The runner retries the commit until the lease
-		// expires, with pauses of up to a twentieth of LeaseTTL.
-		require.InDelta(t, 25.0, time.Since(begun).Seconds(), 0.75)
-		require.EqualValues(t, 1, first.Stats().Lost)
-		require.NotZero(t, late.Load(), "failures after the drain are reported")
-		_, err := result[trip](t.Context(), second, "trip-1")
-		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "lease and poll")
-		require.Equal(t, []string{"created", "taken_over", "step_done flight", "step_done hotel", "completed"},
-			events(t, second, "trip-1"))
-	})
-}
-
-func TestStoppingRunnerLosesSagaOfHungStep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		var calls atomic.Int64
-		hung := step("flight")
-		hung.Do = func(context.Context, *trip) error {
-			if calls.Add(1) == 1 {
-				time.Sleep(time.Hour)
-			}
-			return nil
-		}
-		sg := sequence(hung)
-		first, stop := begin(t, store, saga.RunnerConfig{}, sg)
-		begun := time.Now()
-		mustStart(t, first, sg)
-		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		stopped := make(chan struct{})
-		go func() { stop(); close(stopped) }()
-		_, err := result[trip](t.Context(), second, "trip-1")
-		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "drain, lease and poll")
-		<-stopped
-		require.Equal(t, time.Hour, time.Since(begun), "it waits for the step")
 	})
 }
 
@@ -690,65 +451,6 @@ func TestLongWaitIsParked(t *testing.T) {
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
 		require.Equal(t, []string{"created", "parked", "parked", "step_done flight", "completed"}, events(t, r, "trip-1"))
 		require.Equal(t, time.Hour+2*time.Second, at[2])
-	})
-}
-
-func TestCancelOfParkedSaga(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := failing("flight", errDeclined)
-		st.Backoff = func(int) time.Duration { return time.Hour }
-		sg := sequence(st)
-		g := &gate{Store: saga.NewMemory()}
-		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-			if req.Log[0].Kind == "parked" {
-				_, err := g.Store.Post(ctx, store.PostRequest{ID: req.ID, Payload: []byte("just now"), Cancel: true})
-				assert.NoError(t, err)
-			}
-			return g.Store.Commit(ctx, req)
-		}
-		r, _ := begin(t, g, saga.RunnerConfig{Poll: time.Hour}, sg)
-		begun := time.Now()
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
-		require.Zero(t, time.Since(begun))
-	})
-}
-
-func TestParallelResultsAreCommittedTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var steps []saga.Step[map[string]string]
-		for i := range 5 {
-			name := fmt.Sprint("s", i)
-			steps = append(steps, saga.Step[map[string]string]{
-				Name: name, Parallel: i > 0,
-				Do: func(ctx context.Context, s *map[string]string) error {
-					time.Sleep(time.Second)
-					(*s)[name] = saga.CommandFrom(ctx).ID
-					return nil
-				},
-				Undo: func(context.Context, *map[string]string) error { return nil },
-			})
-		}
-		// All results have arrived before the first one is recorded.
-		sg := &saga.Saga[map[string]string]{Name: "wide", Steps: steps}
-		st := &gate{Store: saga.NewMemory()}
-		release := make(chan struct{})
-		st.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-			<-release
-			return st.Store.Commit(ctx, req)
-		}
-		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		_, err := saga.Register(r, sg).Start(t.Context(), "wide-1", map[string]string{"seed": "1"})
-		require.NoError(t, err)
-		time.Sleep(2 * time.Second)
-		close(release)
-		s, err := result[map[string]string](t.Context(), r, "wide-1")
-		require.NoError(t, err)
-		require.Len(t, s, 6)
-		require.Equal(t, "wide-1/s3/do", s["s3"])
-		synctest.Wait()
-		require.LessOrEqual(t, r.Stats().Commits, int64(2))
 	})
 }
 
@@ -831,34 +533,6 @@ func TestUnreadableRecordIsStuckUnchanged(t *testing.T) {
 			stop()
 		}
 	})
-}
-
-// TestUnreadableRecordLeavesStepInDoubt: a deployment kills the process that charges a card, and its own process
-// cannot read the record. A later process that can read it treats the charge as started.
-func TestUnreadableRecordLeavesStepInDoubt(t *testing.T) {
-	broken := sequence(step("flight"))
-	broken.Codec = &fragile{decode: true}
-	for name, wrong := range map[string]*saga.Saga[trip]{"steps": sequence(step("train")), "state": broken} {
-		for _, action := range []saga.Action{saga.ActionCompensate, saga.ActionRetry} {
-			t.Run(name+" "+string(action), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					st, sg := saga.NewMemory(), sequence(step("flight"))
-					abandoned(t, st, "trip-1", "dead")
-					require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1",
-						saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
-					_, stop := observed(t, st, saga.RunnerConfig{}, silent, wrong)
-					time.Sleep(time.Minute)
-					stop()
-					// A runner that can read the saga may claim it at once.
-					require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", saga.Operation{Action: action}))
-					r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-					s, err := result[trip](t.Context(), r, "trip-1")
-					require.ErrorIs(t, err, saga.ErrCompensated)
-					require.Equal(t, []string{"undo flight"}, s.Calls)
-				})
-			})
-		}
-	}
 }
 
 // TestUnreadableRecordOfLostOwnerIsInDoubt: the owner lost the saga and cannot read its record any more. The step
@@ -1128,40 +802,6 @@ func TestResultSurvivesStoreErrors(t *testing.T) {
 	})
 }
 
-func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var now, most, total int
-		st := step("flight")
-		st.Do = func(context.Context, *trip) error {
-			mu.Lock()
-			now++
-			total++
-			most = max(most, now)
-			mu.Unlock()
-			time.Sleep(time.Second)
-			mu.Lock()
-			now--
-			mu.Unlock()
-			return nil
-		}
-		sg := sequence(st)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 8}, sg)
-		begun := time.Now()
-		for i := range 100 {
-			_, err := saga.Register(r, sg).Start(t.Context(), fmt.Sprint("trip-", i), trip{})
-			require.NoError(t, err)
-		}
-		for i := range 100 {
-			_, err := result[trip](t.Context(), r, fmt.Sprint("trip-", i))
-			require.NoError(t, err)
-		}
-		require.Equal(t, 8, most)
-		require.Equal(t, 100, total)
-		require.LessOrEqual(t, time.Since(begun), 15*time.Second, "it does not wait for the next poll")
-	})
-}
-
 // TestRunnerWithoutDefinitionsClaimsNothing: it does not call the store.
 func TestRunnerWithoutDefinitionsClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -1329,22 +969,6 @@ func TestConcurrentCancels(t *testing.T) {
 		close(going)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
-	})
-}
-
-// TestStoppingRunnerReservesNoPlace for a saga that starts during the stop.
-func TestStoppingRunnerReservesNoPlace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := slow(5 * time.Second)
-		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		synctest.Wait()
-		go stop()
-		synctest.Wait()
-		in, err := saga.Register(r, sg).Start(t.Context(), "trip-2", trip{})
-		require.NoError(t, err)
-		require.Empty(t, in.Owner)
-		time.Sleep(5 * time.Second)
 	})
 }
 

@@ -16,54 +16,6 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// bothWays runs a saga in memory and in a runner, and checks that the results are equal.
-func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) {
-	synctest.Test(t, func(t *testing.T) {
-		var s trip
-		err := saga.Run(t.Context(), sg, &s)
-		check(s, err)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		s, err = result[trip](t.Context(), r, "trip-1")
-		check(s, err)
-	})
-}
-
-func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
-	quote := step("quote")
-	quote.ReadOnly, quote.Undo = true, nil
-	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.Declined(errDeclined))), func(s trip, err error) {
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "do quote", "do hotel", "undo flight"}, s.Calls)
-	})
-
-	t.Log("even after a failure")
-	quote.Do, quote.Attempts = note("do quote", errDeclined), 1
-	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
-	})
-
-	t.Log("even as the pivot, which is then never in doubt")
-	quote.Pivot = true
-	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
-	})
-}
-
-func TestReadOnlyStepHasNoEffectAfterCrash(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		quote := failing("flight", saga.Declined(errDeclined))
-		quote.ReadOnly, quote.Undo = true, nil
-		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
-		abandoned(t, store, "trip-1", "dead")
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-	})
-}
-
 func TestDoTxEndingItsTransactionIsInDoubt(t *testing.T) {
 	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,47 +112,6 @@ func TestAwait(t *testing.T) {
 
 func last(list []string, n int) []string { return list[len(list)-n:] }
 
-// TestAwaitFor lets the time for a signal expire.
-func TestAwaitFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := awaits("paid")
-		st.Delay, st.AwaitFor = time.Hour, 2*time.Hour
-		sg := sequence(step("flight"), st, step("car"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		begun := time.Now()
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-		require.InDelta(t, (3 * time.Hour).Seconds(), time.Since(begun).Seconds(), 1.1, "the next poll")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorIs(t, err, saga.ErrNoSignal)
-		require.ErrorContains(t, err, "no signal in time: paid within 2h0m0s")
-		require.Equal(t, "paid", detail(t, err).Step)
-	})
-}
-
-// TestStoredSignalIsNotTooLate: an operator, who does not read the signals, retries a saga after the time for its
-// signal. The signal is stored.
-func TestStoredSignalIsNotTooLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := awaits("paid")
-		st.AwaitFor = time.Hour
-		sg := sequence(st)
-		store := saga.NewMemory()
-		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(time.Minute)
-		stop()
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-		time.Sleep(2 * time.Hour)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "now"}))
-		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"paid cash true"}, s.Calls)
-	})
-}
-
 // TestOperatorActionSeesEarlierSignals: a saga that an operator lets continue does not wait for a signal that is
 // stored.
 func TestOperatorActionSeesEarlierSignals(t *testing.T) {
@@ -207,28 +165,6 @@ func TestLastMomentSignalIsInTime(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		require.Zero(t, r.Stats().Held, "a waiting saga holds no place, however short its wait is")
 		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"paid cash true"}, s.Calls)
-	})
-}
-
-// TestSignalDuringSlowCommitIsInTime: the commit of the wait is so slow that the Delay and the AwaitFor after it
-// have expired when the runner continues.
-func TestSignalDuringSlowCommitIsInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{Store: saga.NewMemory()}
-		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-			time.Sleep(3 * time.Second)
-			return g.Store.Commit(ctx, req)
-		}
-		st := awaits("paid")
-		st.Delay, st.AwaitFor = time.Second, time.Second
-		sg := sequence(st)
-		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(1500 * time.Millisecond)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"paid cash true"}, s.Calls)
@@ -541,82 +477,4 @@ func (d *deaf) Messages(ctx context.Context, id string) ([]store.Message, error)
 		return nil, sql.ErrConnDone
 	}
 	return d.Store.Messages(ctx, id)
-}
-
-func TestOperatorSkipsWaitForSignal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(awaits("paid"), step("hotel"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(time.Minute)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Contains(t, in.Actions, saga.ActionSkip)
-		log, err := r.History(t.Context(), "trip-1", 0, 0)
-		require.NoError(t, err)
-		require.Equal(t, "step paid waits for signal paid", log[len(log)-1].Error)
-		require.NoError(t, r.Operate(t.Context(), "trip-1",
-			saga.Operation{Action: saga.ActionSkip, Step: "paid", Note: "they called"}))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"do hotel"}, s.Calls)
-	})
-}
-
-// A countingSignals store counts the reads of signals.
-type countingSignals struct {
-	store.Store
-	reads atomic.Int64
-}
-
-func (s *countingSignals) Messages(ctx context.Context, id string) ([]store.Message, error) {
-	s.reads.Add(1)
-	return s.Store.Messages(ctx, id)
-}
-
-// TestSignalsAreReadOnlyWhenNeeded: not at each step, and not for a saga that awaits none.
-func TestSignalsAreReadOnlyWhenNeeded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := &countingSignals{Store: saga.NewMemory()}
-		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"),
-			failing("f", saga.Declined(errDeclined)))
-		none := sequence(step("a"), failing("b", saga.Declined(errDeclined)))
-		none.Name = "none"
-		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg, none)
-		mustStart(t, r, sg)
-		time.Sleep(time.Minute)
-		require.EqualValues(t, 1, st.reads.Swap(0), "at the start")
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.EqualValues(t, 2, st.reads.Swap(0), "when it is claimed, and for the Undos")
-		_, err = saga.Register(r, none).Start(t.Context(), "none-1", trip{})
-		require.NoError(t, err)
-		_, err = saga.Register(r, none).Result(t.Context(), "none-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Zero(t, st.reads.Load())
-	})
-}
-
-// TestLaterStepsSeeSignal, even if the saga is parked between the wait and those steps.
-func TestLaterStepsSeeSignal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		later, calls := step("later"), 0
-		later.Backoff = constant(time.Hour)
-		later.Do = func(ctx context.Context, s *trip) error {
-			if calls++; calls == 1 {
-				return errDeclined
-			}
-			payload, _ := saga.SignalFrom(ctx, "paid")
-			s.Calls = append(s.Calls, "later "+string(payload))
-			return nil
-		}
-		sg := sequence(awaits("paid"), later)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"paid cash true", "later cash"}, s.Calls)
-	})
 }

@@ -261,21 +261,6 @@ func inTx(name string) saga.Step[trip] {
 	}
 }
 
-func TestDoTxCommitsWithTheLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := newTxMemory(t)
-		sg := sequence(inTx("flight"), inTx("hotel"), failing("car", saga.Declined(errDeclined)))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did())
-		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
-		synctest.Wait()
-		require.EqualValues(t, 5, r.Stats().Commits)
-	})
-}
-
 func TestDoTxAppliesOnceWhateverCommitReturns(t *testing.T) {
 	for name, trouble := range map[string]func(*txMemory){
 		"the answer is lost":   func(m *txMemory) { m.l.lose = 1 },
@@ -575,34 +560,6 @@ func TestTransactionEndedByStepIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A restarting database rejects BEGIN for some time.
-type restarting struct {
-	*txMemory
-	until time.Time
-}
-
-func (m *restarting) Begin(ctx context.Context) (*sql.Tx, error) {
-	if time.Now().Before(m.until) {
-		return nil, errDown
-	}
-	return m.txMemory.Begin(ctx)
-}
-
-// TestDoTxWaitsForRestartingDatabase: DoTx is not called, which does not count against Attempts.
-func TestDoTxWaitsForRestartingDatabase(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &restarting{newTxMemory(t), time.Now().Add(10 * time.Second)}
-		flight := inTx("flight")
-		flight.Attempts = 1
-		sg := sequence(flight)
-		r, _ := observed[trip](t, store, saga.RunnerConfig{}, silent, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, 1, state(t, r, "trip-1", "flight").Attempts)
-	})
-}
-
 func TestFencedOwnerRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
@@ -641,8 +598,6 @@ func (g *txGate) Start(ctx context.Context, req store.StartRequest) (store.Recor
 	req.LeaseTTL = time.Nanosecond
 	return g.txMemory.Start(ctx, req)
 }
-
-type counts2 struct{ Plain int }
 
 func TestStartTx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -99,20 +99,6 @@ func TestUnwritableCommitEndsParallelAttempts(t *testing.T) {
 	})
 }
 
-func TestUnwritableUndoMakesSagaStuck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
-		sg := sequence(step("flight"), failing("hotel", saga.Declined(errDeclined)))
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "done by hand"}))
-		_, err = result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrAbandoned)
-	})
-}
-
 // TestLostSagaIsNotStuck: the answer to a commit arrives after the lease has expired, and the store then accepts
 // commits again. The next owner finds out whether the commit has happened.
 func TestLostSagaIsNotStuck(t *testing.T) {

@@ -119,30 +119,6 @@ func TestSlowLocalHeartbeatIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestHeartbeatWithNewOwnerEndsAttempt does not wait until the lease expires.
-func TestHeartbeatWithNewOwnerEndsAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		begun := time.Now()
-		g := &gate{Store: saga.NewMemory()}
-		g.heartbeat = func(context.Context, store.HeartbeatRequest) ([]store.Renewed, error) { return nil, nil }
-		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }
-		ended := make(chan error, 1)
-		st := step("flight")
-		st.Do = func(ctx context.Context, _ *trip) error {
-			<-ctx.Done()
-			ended <- context.Cause(ctx)
-			return ctx.Err()
-		}
-		sg := sequence(st)
-		r, _ := begin(t, g, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, sg)
-		mustStart(t, r, sg)
-		require.EqualError(t, <-ended, "saga: no longer held")
-		require.Equal(t, 5*time.Second, time.Since(begun), "at the first heartbeat")
-		synctest.Wait()
-		require.EqualValues(t, 1, r.Stats().Lost)
-	})
-}
-
 // A brimming store deletes full batches several times.
 type brimming struct {
 	store.Store

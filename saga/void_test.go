@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -80,4 +81,17 @@ func TestDeclinedSettlesEarlierAttempts(t *testing.T) {
 	require.NoError(t, saga.Declined(nil))
 	require.False(t, saga.IsDeclined(nil))
 	require.False(t, saga.IsDeclined(saga.Declined(refusal{})), "the step is retried")
+}
+
+// bothWays runs a saga in memory and in a runner, and checks that the results are equal.
+func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) {
+	synctest.Test(t, func(t *testing.T) {
+		var s trip
+		err := saga.Run(t.Context(), sg, &s)
+		check(s, err)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		s, err = result[trip](t.Context(), r, "trip-1")
+		check(s, err)
+	})
 }
