@@ -228,34 +228,6 @@ func TestSlowCommitPassesItsLaneOn(t *testing.T) {
 	})
 }
 
-func TestBatchLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk()
-		outs := d.ask(t.Context(), "a")
-		var ids []string
-		for i := range maxBatch + 2 {
-			ids = append(ids, fmt.Sprint(i))
-		}
-		more := d.ask(t.Context(), ids...)
-		<-outs["a"]
-		require.Equal(t, 2*time.Second, (<-more["63"]).took)
-		require.Equal(t, 3*time.Second, (<-more["64"]).took)
-
-		d = newDesk()
-		outs = d.ask(t.Context(), "a")
-		for i := range 3 {
-			go func() {
-				_, _ = d.commit(t.Context(), store.CommitRequest{ID: fmt.Sprint(i), Progress: make([]byte, maxBytes/2)})
-			}()
-			synctest.Wait()
-		}
-		<-outs["a"]
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.Equal(t, []string{"a", "0 1", "2"}, d.seen)
-	})
-}
-
 func TestBatchStress(t *testing.T) {
 	var mu sync.Mutex
 	seen := make(map[string]int)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -146,29 +145,6 @@ func TestSQLiteLocksBeforeItReads(t *testing.T) {
 		require.NoError(t, call(newStore(t, s, sqlstore.SQLite)), name)
 		i := slices.Index(s.log, "BEGIN")
 		require.Equal(t, "UPDATE saga SET seq = seq WHERE 0", s.log[i+1], name)
-	}
-}
-
-// TestStatementsArePreparedOnce from their second use on, whatever is written.
-func TestStatementsArePreparedOnce(t *testing.T) {
-	for _, dialect := range []sqlstore.Dialect{sqlstore.MySQL, sqlstore.SQLite} {
-		prepared := make(map[string]int) // those of database/sql itself, too, which are not kept
-		s := &script{
-			answers:   map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {false, "", false}},
-			onPrepare: func(_ context.Context, text string) error { prepared[text]++; return nil },
-		}
-		st := newStore(t, s, dialect)
-		for range 5 {
-			_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, 3)})
-			require.NoError(t, err)
-		}
-		require.Len(t, prepared, 3)
-		for text, n := range prepared {
-			if strings.Contains(text, "INTO saga_log") {
-				n -= 2 // three entries of the first commit
-			}
-			require.Equal(t, 2, n, "%s: at its first use, and then for good", text)
-		}
 	}
 }
 
@@ -371,38 +347,6 @@ func TestConcurrentMigrate(t *testing.T) {
 	require.NoError(t, newStore(t, s, sqlstore.PostgreSQL).Migrate(t.Context()))
 }
 
-// TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
-func TestErrorsNameTheMethod(t *testing.T) {
-	broken := errors.New("disk on fire")
-	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
-		st := newStore(t, &script{err: broken}, dialect)
-		ctx := t.Context()
-		defs := []store.Definition{{Saga: "trip", Version: 1}}
-		for what, call := range map[string]func() error{
-			"migrate": func() error { return st.Migrate(ctx) },
-			"start":   func() error { _, _, err := st.Start(ctx, store.StartRequest{Log: make([]store.Entry, 1)}); return err },
-			"commit":  func() error { _, err := st.Commit(ctx, store.CommitRequest{Log: make([]store.Entry, 1)}); return err },
-			"begin":   func() error { _, err := st.Begin(ctx); return err },
-			"claim":   func() error { _, err := st.Claim(ctx, store.ClaimRequest{Limit: 1, Definitions: defs}); return err },
-			"heartbeat": func() error {
-				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Held: make([]store.Held, 1)})
-				return err
-			},
-			"post":    func() error { _, err := st.Post(ctx, store.PostRequest{ID: "a", Cancel: true}); return err },
-			"load":    func() error { _, err := st.Load(ctx, "a"); return err },
-			"list":    func() error { _, _, err := st.List(ctx, store.Filter{}); return err },
-			"counts":  func() error { _, err := st.Counts(ctx); return err },
-			"history": func() error { _, err := st.History(ctx, "a", 0, 0); return err },
-			"check":   func() error { return st.Check(ctx) },
-			"delete":  func() error { _, err := st.DeleteEnded(ctx, store.Completed, time.Hour, 1); return err },
-		} {
-			err := call()
-			require.ErrorIs(t, err, broken, "%v: %s", dialect, what)
-			require.ErrorContains(t, err, "sqlstore: "+what+": ")
-		}
-	}
-}
-
 // TestCallsDoNotWaitForOtherStatements: while a MySQL hangs, a write takes no longer than
 // its ctx, although another that came before it prepares the statements.
 func TestCallsDoNotWaitForOtherStatements(t *testing.T) {
@@ -448,25 +392,6 @@ func TestPreparedStatementsAreReused(t *testing.T) {
 			require.Less(t, tries, 10)
 		}
 	})
-}
-
-// TestSimilarListsShareStatements: the text of a statement is kept, and a limit may be what a client has asked for.
-func TestSimilarListsShareStatements(t *testing.T) {
-	s := new(script)
-	st := newStore(t, s, sqlstore.PostgreSQL)
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	for limit := range 1000 {
-		_, _, err := st.List(t.Context(), store.Filter{Limit: limit + 1})
-		require.NoError(t, err)
-		require.Equal(t, 7, strings.Count(s.log[0], fmt.Sprintf(" LIMIT %d", limit+2)), "of each status, and of all")
-		s.log = nil
-	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(1<<20))
-	runtime.KeepAlive(st)
 }
 
 func TestEmptyRequestsSendNothing(t *testing.T) {
