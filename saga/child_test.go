@@ -175,9 +175,7 @@ func TestCompensatedChildTurnsParentBack(t *testing.T) {
 				}
 				require.Equal(t, want, w.did)
 				for i := range 2 {
-					in, err := r.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
-					require.NoError(t, err)
-					require.Equal(t, saga.Compensated, in.Status)
+					requireStatus(t, r, saga.ChildID("order-1", "parcels", i), saga.Compensated)
 				}
 			})
 		})
@@ -205,12 +203,10 @@ func TestRetryRestartsFailedChildren(t *testing.T) {
 			require.ErrorContains(t, err, "full")
 		}
 		stuck()
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/2",
-			saga.Operation{Action: saga.ActionAbandon, Note: "lost"}))
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
+		operate(t, r, "order-1/parcels/2", saga.Operation{Action: saga.ActionAbandon, Note: "lost"})
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry})
 		stuck()
-		require.NoError(t, r.Operate(t.Context(), "order-1",
-			saga.Operation{Action: saga.ActionRetry, Note: "now it has room"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry, Note: "now it has room"})
 		s, err := result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do charge", "shiped 0", "shiped 1", "shiped 2", "do letter"}, s.Calls)
@@ -249,7 +245,7 @@ func TestRetryWithChangedChildrenStaysStuck(t *testing.T) {
 				_, err := result[trip](t.Context(), r, "order-1")
 				require.ErrorContains(t, err, "full")
 				retried = true
-				require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
+				operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry})
 				_, err = result[trip](t.Context(), r, "order-1")
 				require.ErrorIs(t, err, saga.ErrStuck)
 				require.ErrorContains(t, err, name)
@@ -273,9 +269,7 @@ func TestBeginChangingStateFails(t *testing.T) {
 		_, err = saga.Register(r, sg).Result(t.Context(), "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "the state does not encode")
-		in, err := r.Get(t.Context(), "order-1/parcel/0")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
+		requireStatus(t, r, "order-1/parcel/0", saga.Compensated)
 	})
 }
 
@@ -289,11 +283,8 @@ func TestDeclinedParentLeavesNoChild(t *testing.T) {
 			func(*trip, parcel) error { return saga.Declined(errDeclined) })})
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		in, err := r.Get(t.Context(), "order-1/parcel/0")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
+		requireStatus(t, r, "order-1/parcel/0", saga.Compensated)
 	})
 }
 
@@ -308,8 +299,7 @@ func TestCompensatingParentTurnsChildrenBack(t *testing.T) {
 		}, on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) }), sg)
 		begun := time.Now()
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
 		require.Len(t, w.did, 8)
 		require.EqualValues(t, 3, turned.Load(), "each child is reported")
 		require.Zero(t, time.Since(begun))
@@ -327,9 +317,8 @@ func TestCompensatingParentTurnsChildrenBack(t *testing.T) {
 		startOrder(t, r, sg)
 		time.Sleep(time.Hour)
 		begun := time.Now()
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
+		requireEnd(t, r, "order-1", saga.ErrCanceled)
 		require.LessOrEqual(t, time.Since(begun), time.Second)
 		require.Len(t, w.did, 8)
 	})
@@ -352,7 +341,7 @@ func TestParentOfUnknownChildIsStuck(t *testing.T) {
 		parcels := saga.Step[trip]{Name: "parcels",
 			Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
 		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(parcels, paid))
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(time.Hour)
 		in, err := r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
@@ -361,7 +350,7 @@ func TestParentOfUnknownChildIsStuck(t *testing.T) {
 		require.Equal(t, 20, total(r, "outcome=refused"), "before it fails")
 
 		saga.Register(r, w.parcel())
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry})
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo ship order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did[2:])
@@ -389,7 +378,7 @@ func TestParentWaitsForRunnerKnowingItsChild(t *testing.T) {
 		stop()
 
 		r, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(10 * time.Second)
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
@@ -415,12 +404,11 @@ func TestParentWaitsForUnknownStuckChild(t *testing.T) {
 		stop()
 
 		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(time.Hour)
 		saga.Register(r, w.parcel())
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionSkip}))
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionSkip})
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
 	})
 }
 
@@ -455,8 +443,7 @@ func TestUndoWaitsForStuckChild(t *testing.T) {
 		require.Equal(t, saga.Compensating, in.Status)
 		require.Zero(t, r.Stats().StoreErrors)
 		clear(w.fail)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
-			saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
+		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}),
@@ -490,7 +477,7 @@ func TestParentTurnsStuckChildBack(t *testing.T) {
 			Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
 		})
 		require.NoError(t, err)
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
@@ -528,9 +515,8 @@ func TestChildIsTurnedBackOnce(t *testing.T) {
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		st.idle.Store(false)
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
+		requireEnd(t, r, "order-1", saga.ErrCanceled)
 		require.Equal(t, []string{"completed", "compensated"}, last(events(t, r, "order-1/parcels/0"), 2))
 	})
 }
@@ -672,9 +658,7 @@ func TestEndedChildIsRetainedForParent(t *testing.T) {
 		time.Sleep(89 * 24 * time.Hour)
 		require.Zero(t, r.Stats().Deleted)
 		time.Sleep(26 * time.Hour)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
+		requireStatus(t, r, "order-1", saga.Compensated)
 		require.Len(t, w.did, 8)
 		time.Sleep(24 * time.Hour)
 		require.EqualValues(t, 4, r.Stats().Deleted, "the whole family")
@@ -714,8 +698,7 @@ func TestStoreErrorFailsNoChild(t *testing.T) {
 		sg := sequence(w.parcels(2))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "order-1", nil)
 		require.EqualValues(t, 20, r.Stats().StoreErrors)
 	})
 }
@@ -741,8 +724,7 @@ func TestChildEndsJustBeforeParentParks(t *testing.T) {
 		}
 		begun := time.Now()
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "order-1", nil)
 		require.LessOrEqual(t, time.Since(begun), 2*time.Second)
 	})
 }
@@ -795,8 +777,7 @@ func TestStoreErrorFailsNoUndoOfChildren(t *testing.T) {
 		sg := sequence(parcels, car)
 		r, _ := observed[trip](t, st, saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
 	})
 }
 
@@ -816,11 +797,9 @@ func TestCompensatedChildrenWakeParentOnce(t *testing.T) {
 		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		synctest.Wait()
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(4 * time.Hour)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
+		requireStatus(t, r, "order-1", saga.Compensated)
 		require.EqualValues(t, 2*len(list), st.loads.Load(), "and once more by Cancel")
 		require.EqualValues(t, 1, st.woken.Load())
 	})
@@ -881,13 +860,9 @@ func TestChildTurnedBackByOperator(t *testing.T) {
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 		}
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
-			saga.Operation{Action: saga.ActionCompensate, Note: "not this one"}))
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		in, err := r.Get(t.Context(), "order-1/parcels/1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensated, in.Status)
+		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionCompensate, Note: "not this one"})
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
+		requireStatus(t, r, "order-1/parcels/1", saga.Compensated)
 	})
 }
 
@@ -929,9 +904,7 @@ func TestChildStartedBeforeParentRecord(t *testing.T) {
 			_, err = result[trip](t.Context(), r, "order-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)
 			for _, id := range []string{"order-1/parcels/0", "order-1/parcels/1"} {
-				in, err := r.Get(t.Context(), id)
-				require.NoError(t, err)
-				require.Equal(t, saga.Compensated, in.Status)
+				requireStatus(t, r, id, saga.Compensated)
 			}
 		})
 	}

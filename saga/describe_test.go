@@ -47,7 +47,7 @@ func TestStoreMetricsReturnToZero(t *testing.T) {
 		require.Equal(t, 1.0, metrics()["saga.stored{saga=trip,status=stuck}"])
 		require.Zero(t, metrics()["saga.due.age_seconds{saga=trip}"])
 		require.Equal(t, policy.Health{Status: policy.Fail, State: "stuck", Detail: "1 saga"}, healthOf(t, worker))
-		require.NoError(t, worker.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
+		operate(t, worker, "trip-1", saga.Operation{Action: saga.ActionAbandon})
 		for _, name := range []string{"saga.stored{saga=trip,status=stuck}", "saga.due{saga=trip}",
 			"saga.due.age_seconds{saga=trip}"} {
 			is, told := metrics()[name]

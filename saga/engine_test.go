@@ -52,7 +52,7 @@ type jsonSaga struct {
 	Version  int
 	Snapshot saga.Snapshot
 	Calls    map[string]saga.Call // in progress, by step
-	Log      []saga.Entry
+
 }
 
 var _ saga.Engine = (*jsonEngine)(nil)
@@ -148,7 +148,7 @@ func (e *jsonEngine) decide(id string, in saga.Input) (d saga.Decision, err erro
 	for _, c := range d.Calls {
 		s.Calls[c.Step] = c
 	}
-	s.Snapshot, s.Log = d.Snapshot, append(s.Log, d.Log...)
+	s.Snapshot = d.Snapshot
 	data, err := json.Marshal(s)
 	if err != nil {
 		return d, err
@@ -460,99 +460,6 @@ func TestBrokenEngineFailsItsSuite(t *testing.T) {
 			require.Error(t, err, "%s", out)
 			require.Contains(t, string(out), "--- FAIL: TestJSONIsEnoughForAnEngine/"+c.fails)
 			require.NotContains(t, string(out), "panic")
-		})
-	}
-}
-
-// told returns a log without what only a runner has to note.
-func told(log []saga.Entry) (list []string) {
-	for _, e := range log {
-		switch e.Kind {
-		case saga.EventKind("parked"), saga.EventKind("resumed"), saga.EventKind("released"):
-			continue
-		}
-		list = append(list, fmt.Sprint(e.Kind, " ", e.Step, " ", e.Op, " ", e.Attempt, " ", e.Error))
-	}
-	return list
-}
-
-func beside(steps ...saga.Step[trip]) []saga.Step[trip] {
-	for i := range steps[1:] {
-		steps[i+1].Parallel = true
-	}
-	return steps
-}
-
-func engineStories() map[string][]saga.Step[trip] {
-	doubtful := step("hotel")
-	doubtful.Undo = note("undo hotel", errDeclined)
-	doubtful.Do, doubtful.UndoAttempts = note("do hotel", saga.Permanent(errDeclined)), 2
-	pivot := step("charge")
-	pivot.Pivot, pivot.Undo = true, nil
-	late := failing("mail", errDeclined)
-	late.Undo, late.Do = nil, note("do mail", saga.Permanent(errDeclined))
-	delayed, awaits := step("hotel"), step("hotel")
-	delayed.Delay = time.Minute
-	awaits.Await, awaits.AwaitFor = "paid", 10*time.Second
-	panics := step("hotel")
-	panics.Do = func(context.Context, *trip) error { panic("oops") }
-	refused := step("hotel")
-	tries := 0
-	refused.Do = func(context.Context, *trip) error {
-		if tries++; tries%3 != 0 {
-			return refusal{}
-		}
-		return nil
-	}
-	car := step("car")
-	car.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
-	return map[string][]saga.Step[trip]{
-		"completes":            {step("flight"), step("hotel")},
-		"is declined":          {step("flight"), failing("hotel", saga.Declined(errDeclined))},
-		"fails":                {step("flight"), failing("hotel", errDeclined)},
-		"gets stuck undoing":   {step("flight"), doubtful},
-		"gets stuck after":     {pivot, late},
-		"waits":                {step("flight"), delayed},
-		"waits for no signal":  {step("flight"), awaits},
-		"panics":               {step("flight"), panics},
-		"is refused":           {step("flight"), refused, step("car")},
-		"parallel, one failed": beside(failing("flight", saga.Declined(errDeclined)), car),
-	}
-}
-
-// endOn runs a saga of these steps on an engine until it has ended or is stuck.
-func endOn(t *testing.T, e saga.Engine, steps []saga.Step[trip]) *saga.Instance {
-	t.Helper()
-	_, err := saga.Register(e, sequence(steps...)).Start(t.Context(), "trip-1", trip{})
-	require.NoError(t, err)
-	in, err := e.Wait(t.Context(), "trip-1")
-	require.NoError(t, err)
-	return in
-}
-
-// TestEngineLogsAsARunner: the same definitions have the same log and steps on a Runner, and on an engine that keeps
-// nothing but JSON.
-func TestEngineLogsAsARunner(t *testing.T) {
-	for name := range engineStories() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r, _ := observed[trip](t, saga.NewMemory(), saga.RunnerConfig{}, silent)
-				want := endOn(t, r, engineStories()[name])
-				log, err := r.History(t.Context(), "trip-1", 0, 0)
-				require.NoError(t, err)
-				e := newJSONEngine(t)
-				got := endOn(t, e, engineStories()[name])
-				kept, _, err := e.load("trip-1")
-				require.NoError(t, err)
-				require.Equal(t, told(log), told(kept.Log))
-				require.JSONEq(t, string(want.State), string(got.State))
-				for i := range want.Steps {
-					want.Steps[i].NotBefore, got.Steps[i].NotBefore = time.Time{}, time.Time{}
-					want.Steps[i].WaitingSince, got.Steps[i].WaitingSince = time.Time{}, time.Time{}
-				}
-				require.Equal(t, want.Steps, got.Steps)
-				require.Equal(t, int64(len(kept.Log)), got.Seq)
-			})
 		})
 	}
 }

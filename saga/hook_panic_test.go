@@ -43,7 +43,7 @@ func TestPanicInAHookDoesNotPass(t *testing.T) {
 		idle.Observe(panics)
 		_, err = saga.Register(idle, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
-		require.NoError(t, idle.Operate(t.Context(), "trip-2", saga.Operation{Action: saga.ActionAbandon, Note: "test"}))
+		operate(t, idle, "trip-2", saga.Operation{Action: saga.ActionAbandon, Note: "test"})
 		in, err = idle.Get(t.Context(), "trip-2")
 		require.NoError(t, err)
 		require.Equal(t, saga.Abandoned, in.Status)

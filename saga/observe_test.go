@@ -155,7 +155,7 @@ func TestStatsCountByDefinition(t *testing.T) {
 			_, _ = saga.Register(r, sg).Result(t.Context(), fmt.Sprint("trip-", i))
 		}
 		time.Sleep(time.Minute)
-		require.NoError(t, r.Operate(t.Context(), "trip-3", saga.Operation{Action: saga.ActionAbandon}))
+		operate(t, r, "trip-3", saga.Operation{Action: saga.ActionAbandon})
 		counted := make(map[string]float64)
 		for name, n := range metricsOf(r) {
 			if n > 0 && (strings.HasPrefix(name, "saga.sagas") || strings.HasPrefix(name, "saga.step")) {

@@ -38,8 +38,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 		alerts <- e
 	}), sg)
 	mustStart(t, r, sg)
-	_, err := result[trip](t.Context(), r, "trip-1")
-	require.ErrorIs(t, err, saga.ErrStuck)
+	requireEnd(t, r, "trip-1", saga.ErrStuck)
 	return r, sg, <-alerts
 }
 
@@ -95,8 +94,7 @@ func TestAbandonOfStuckSaga(t *testing.T) {
 		r, sg, _ := stuckSaga(t, new(atomic.Bool))
 		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}),
 			saga.ErrNotAllowed, "the saga has already turned back")
-		require.NoError(t, r.Operate(t.Context(), "trip-1",
-			saga.Operation{Action: saga.ActionAbandon, Note: "the hotel burnt down"}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel burnt down"})
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 		require.ErrorContains(t, err, "the hotel burnt down")
@@ -141,7 +139,7 @@ func TestResultReportsAnsweredCause(t *testing.T) {
 func TestAbandonWithoutNoteHasNoReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, _ := stuckSaga(t, new(atomic.Bool))
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionAbandon})
 		_, err := result[trip](t.Context(), r, "trip-1")
 		failure, ok := errors.AsType[*saga.Error](err)
 		require.True(t, ok)
@@ -202,7 +200,7 @@ func (*slowCodec) Decode(data []byte, s *trip) error { return json.Unmarshal(dat
 func TestPivotDoesNotStartTooLate(t *testing.T) {
 	for why, meanwhile := range map[error]func(*testing.T, *saga.Runner){
 		saga.ErrCanceled: func(t *testing.T, other *saga.Runner) {
-			require.NoError(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
+			operate(t, other, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		},
 		saga.ErrDeadline: func(*testing.T, *saga.Runner) { time.Sleep(4 * time.Second) },
 	} {
@@ -252,9 +250,8 @@ func TestCancelDuringLastTransaction(t *testing.T) {
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(2 * time.Second)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"}))
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
+		requireEnd(t, r, "trip-1", saga.ErrCanceled)
 		require.Equal(t, []string{"do hotel", "undo hotel"}, store.l.did())
 	})
 }
@@ -298,8 +295,7 @@ func TestConcurrentOperators(t *testing.T) {
 		sg := broken(&mended)
 		r, stop := begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
+		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		stop()
 		// Another operator is faster, once.
 		var calls atomic.Int64
@@ -328,7 +324,7 @@ func TestOperatorKeepsWait(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		stop()
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved"}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved"})
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, time.Hour, time.Until(in.WakeAt))
@@ -342,7 +338,7 @@ func TestPanickingObserverBlocksNoOperation(t *testing.T) {
 		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{},
 			on(saga.EventAbandoned, func(saga.Event) { panic("oops") }), sg)
 		mustStart(t, r, sg)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionAbandon})
 		synctest.Wait()
 		require.Zero(t, r.Stats().Held)
 	})

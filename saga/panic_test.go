@@ -139,7 +139,7 @@ func TestPanicOutsideStepMakesSagaStuck(t *testing.T) {
 
 				mended := sequence(step("flight"), step("hotel"), car)
 				r, _ = observed(t, st, saga.RunnerConfig{}, silent, mended)
-				require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
+				operate(t, r, "trip-1", saga.Operation{Action: saga.ActionCompensate})
 				s, err := saga.Register(r, mended).Result(t.Context(), "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.Contains(t, s.Calls, "undo hotel")
@@ -166,8 +166,7 @@ func TestSlowStartObserverKeepsLease(t *testing.T) {
 		}
 		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, slow, sg)
 		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "order-1", nil)
 		require.Zero(t, r.Stats().TakenOver)
 		require.Zero(t, r.Stats().Lost)
 		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed"},

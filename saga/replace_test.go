@@ -23,8 +23,7 @@ func TestOperatorEntersTheState(t *testing.T) {
 		sg := sequence(pivot, hotel, step("car"))
 		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
+		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
 		for want, op := range map[string]saga.Operation{
 			"a State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
@@ -44,9 +43,7 @@ func TestOperatorEntersTheState(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Stuck, in.Status)
 		require.JSONEq(t, `{"Calls":["do charge","do hotel"]}`, string(in.State))
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{
-			Action: saga.ActionSkip, Note: "booked by phone", State: state,
-		}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionSkip, Note: "booked by phone", State: state})
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do charge", "hotel by hand", "do car"}, s.Calls)
@@ -236,8 +233,7 @@ func TestAddedStepRunsBeforeStartedStep(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		saga.Register(r, v2, v1)
-		require.NoError(t, r.Operate(t.Context(), "trip-1",
-			saga.Operation{Action: saga.ActionRetry, Note: "asks for the address", Version: 2}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "asks for the address", Version: 2})
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"address", "hotel"}, order)

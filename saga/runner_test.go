@@ -90,6 +90,25 @@ func result[S any](ctx context.Context, r *saga.Runner, id string) (S, error) {
 	return saga.ResultOf[S](ctx, r, id)
 }
 
+// requireEnd waits for a saga and checks that its error matches want; nil means that it is completed.
+func requireEnd(t *testing.T, r *saga.Runner, id string, want error) {
+	t.Helper()
+	_, err := result[trip](t.Context(), r, id)
+	require.ErrorIs(t, err, want)
+}
+
+func requireStatus(t *testing.T, r *saga.Runner, id string, want saga.Status, msg ...any) {
+	t.Helper()
+	in, err := r.Get(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, want, in.Status, msg...)
+}
+
+func operate(t *testing.T, r *saga.Runner, id string, op saga.Operation) {
+	t.Helper()
+	require.NoError(t, r.Operate(t.Context(), id, op))
+}
+
 // start starts a saga of a definition that may be unregistered.
 func start[S any](ctx context.Context, r *saga.Runner, sg *saga.Saga[S], id string, s S) (*saga.Instance, error) {
 	d, err := saga.Define(sg)
@@ -271,8 +290,7 @@ func TestUnansweredHeartbeatKeepsLease(t *testing.T) {
 		sg := sequence(st)
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		synctest.Wait()
 		require.Zero(t, r.Stats().Lost)
 	})
@@ -301,8 +319,7 @@ func TestForeignCommitOfSameEpochIsNotOwn(t *testing.T) {
 		sg := sequence(flight, failing("hotel", saga.Declined(errDeclined)))
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"created", "step_done flight", "step_done hotel", "completed"}, events(t, r, "trip-1"))
 		require.EqualValues(t, 1, r.Stats().Lost)
@@ -528,8 +545,7 @@ func TestUnreadableRecordIsStuckUnchanged(t *testing.T) {
 				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}),
 					saga.ErrNotRegistered, name)
 			}
-			require.NoError(t, r.Operate(t.Context(), "trip-1",
-				saga.Operation{Action: saga.ActionAbandon, Note: "beyond repair"}))
+			operate(t, r, "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "beyond repair"})
 			stop()
 		}
 	})
@@ -552,7 +568,7 @@ func TestUnreadableRecordOfLostOwnerIsInDoubt(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		r, _ := begin(t, g.Store, saga.RunnerConfig{}, sg)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionRetry})
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo flight"}, s.Calls)
@@ -574,7 +590,7 @@ func TestUnreadableReleasedRecordHasNoDoubt(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionRetry})
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Empty(t, s.Calls)
@@ -967,8 +983,7 @@ func TestConcurrentCancels(t *testing.T) {
 		})
 		calls.Wait()
 		close(going)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		requireEnd(t, r, "trip-1", saga.ErrCanceled)
 	})
 }
 

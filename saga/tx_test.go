@@ -351,8 +351,7 @@ func TestNoAttemptStartsDuringDoTx(t *testing.T) {
 				sg.Steps[1].Parallel, sg.Steps[2].Parallel = true, true
 				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 				mustStart(t, r, sg)
-				_, err := result[trip](t.Context(), r, "trip-1")
-				require.NoError(t, err)
+				requireEnd(t, r, "trip-1", nil)
 				waits := 0
 				for _, what := range []string{"one", "two", "beside", "beside again"} {
 					when, _ := at.Load(what)
@@ -413,8 +412,7 @@ func TestExclusiveDoTxEndsAfterThirdOfLease(t *testing.T) {
 			sg := sequence(st)
 			r, _ := begin[trip](t, store, saga.RunnerConfig{LeaseTTL: 9 * time.Second}, sg)
 			mustStart(t, r, sg)
-			_, err := result[trip](t.Context(), r, "trip-1")
-			require.ErrorIs(t, err, saga.ErrCompensated)
+			requireEnd(t, r, "trip-1", saga.ErrCompensated)
 		})
 	}
 }
@@ -486,8 +484,7 @@ func TestDoTxOfLostSagaIsReported(t *testing.T) {
 			r, _ := observed[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{},
 				on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }), sg)
 			mustStart(t, r, sg)
-			_, err := result[trip](t.Context(), r, "trip-1")
-			require.NoError(t, err)
+			requireEnd(t, r, "trip-1", nil)
 			require.Equal(t, []string{"interrupted", "done"}, outcomes)
 			require.Equal(t, []string{"do flight"}, memory.l.did())
 		})
@@ -554,8 +551,7 @@ func TestTransactionEndedByStepIsNotRepeated(t *testing.T) {
 		synctest.Wait()
 		stop()
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		requireEnd(t, r, "trip-1", saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "undo flight"}, store.l.did())
 	})
 }
@@ -585,8 +581,7 @@ func TestFencedOwnerRollsBack(t *testing.T) {
 		require.Empty(t, memory.l.did(), "a paused owner that wakes up commits nothing")
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		require.Equal(t, []string{"do flight"}, memory.l.did())
 	})
 }
@@ -655,8 +650,7 @@ func TestStartTxReportsCreationOnce(t *testing.T) {
 		operator := idle(st, sg)
 		operator.Observe(record)
 		start(operator, "operated")
-		require.NoError(t, operator.Operate(t.Context(), "operated",
-			saga.Operation{Action: saga.ActionAbandon, Note: "a mistake"}))
+		operate(t, operator, "operated", saga.Operation{Action: saga.ActionAbandon, Note: "a mistake"})
 		require.Equal(t, []string{"operated"}, created)
 
 		start(operator, "taken over")

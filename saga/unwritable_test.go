@@ -74,7 +74,7 @@ func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
 
 		t.Log("the saga can be retried and turned back")
 		store.words = ""
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
+		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionCompensate})
 		s, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
@@ -92,8 +92,7 @@ func TestUnwritableCommitEndsParallelAttempts(t *testing.T) {
 		sg := sequence(beside, hotel)
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
+		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		synctest.Wait()
 		require.Zero(t, r.Stats().Held)
 	})
@@ -160,8 +159,7 @@ func TestStoreErrorMakesNoSagaStuck(t *testing.T) {
 				sg := sequence(flight, step("hotel"))
 				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 				mustStart(t, r, sg)
-				_, err := result[trip](t.Context(), r, "trip-1")
-				require.NoError(t, err)
+				requireEnd(t, r, "trip-1", nil)
 				require.NotContains(t, events(t, r, "trip-1"), "stuck")
 				require.GreaterOrEqual(t, store.tries.Load(), c.tries)
 			})
@@ -190,9 +188,7 @@ func TestRejectedCommitsBackOff(t *testing.T) {
 		require.Less(t, store.tries.Load(), int64(1000))
 		store.noCommit.Store(false)
 		time.Sleep(5 * time.Minute)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Stuck, in.Status)
+		requireStatus(t, r, "trip-1", saga.Stuck)
 	})
 }
 
@@ -214,8 +210,7 @@ func TestAbandonEndsSagaOfHungAttempt(t *testing.T) {
 		err = operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry})
 		require.ErrorIs(t, err, saga.ErrNotAllowed)
 		require.ErrorContains(t, err, "it is running, held by worker-")
-		require.NoError(t, operator.Operate(t.Context(), "trip-1",
-			saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"}))
+		operate(t, operator, "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"})
 		time.Sleep(time.Minute)
 		close(end)
 		_, err = result[trip](t.Context(), r, "trip-1")

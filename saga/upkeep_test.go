@@ -40,8 +40,7 @@ func TestUpkeepErrorsAreReported(t *testing.T) {
 			told[e.Err.Error()]++
 		}), sg)
 		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		time.Sleep(5 * time.Minute)
 		stop()
 		require.Equal(t, 1, told["saga: run: disk full"], "%v", told)
@@ -112,8 +111,7 @@ func TestSlowLocalHeartbeatIsNoFailure(t *testing.T) {
 			sg := slow(16 * time.Second)
 			r, _ := observed(t, tx, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, silent, sg)
 			mustStart(t, r, sg)
-			_, err := result[trip](t.Context(), r, "trip-1")
-			require.NoError(t, err)
+			requireEnd(t, r, "trip-1", nil)
 			require.Equal(t, failures, r.Stats().StoreErrors)
 		})
 	}
@@ -201,7 +199,6 @@ func TestParentPollsWithoutNotification(t *testing.T) {
 		require.Contains(t, told, `saga: children of "order-1": disk full`)
 		require.Contains(t, told, `saga: wake "order-1": disk full`)
 		mu.Unlock()
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "order-1", nil)
 	})
 }

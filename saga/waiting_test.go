@@ -33,14 +33,13 @@ func TestFailedUndoDoesNotWaitForChildren(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Stuck, in.Status)
 		broken = false
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
 		time.Sleep(time.Hour)
 		in, err = r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensating, in.Status, "the child is stuck")
 		clear(w.fail)
-		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0",
-			saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
+		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})
