@@ -70,30 +70,6 @@ func until(t *testing.T, h *saga.Handle[trip], step string, want saga.StepStatus
 	}, time.Minute, time.Millisecond)
 }
 
-func TestCompensatesInReverseOrder(t *testing.T) {
-	charge := step("charge")
-	charge.Do = note("do charge", saga.Declined(errBroken))
-	_, h := start(t, step("flight"), step("hotel"), charge)
-	_, s := end(t, h, saga.Compensated)
-	require.Equal(t, []string{"do flight", "do hotel", "do charge", "undo hotel", "undo flight"}, s.Calls)
-}
-
-// A backoff of hours takes no time, because time is virtual.
-func TestBackoffTakesVirtualTime(t *testing.T) {
-	flight := step("flight")
-	var tries atomic.Int32
-	flight.Backoff = func(int) time.Duration { return 10 * time.Hour }
-	flight.Do = func(context.Context, *trip) error {
-		if tries.Add(1) < 3 {
-			return errBroken
-		}
-		return nil
-	}
-	_, h := start(t, flight)
-	in, _ := end(t, h, saga.Completed)
-	require.Greater(t, in.UpdatedAt.Sub(in.CreatedAt), 19*time.Hour)
-}
-
 func TestContinuesAsNew(t *testing.T) {
 	count := 1000
 	if testing.Short() {
