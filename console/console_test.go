@@ -305,34 +305,6 @@ func TestEveryKindHasItsRates(t *testing.T) {
 	})
 }
 
-func TestSamplesCoverTenMinutes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{})
-		defer s.page.Close()
-		s.get("/", nil)
-		time.Sleep(500 * time.Millisecond)
-		const for11Minutes = 660
-		for i := range for11Minutes {
-			if i == 300 {
-				s.get("/", nil)
-			}
-			for range i % 4 {
-				_ = s.slots.Do(t.Context(), working)
-			}
-			time.Sleep(time.Second)
-		}
-		var p policyJSON
-		s.get("/policy?kind=bulkhead&name=users", &p)
-		points := p.points(t, "bulkhead.calls", "admitted")
-		require.Len(t, points, 600)
-		for i, v := range points {
-			require.Equal(t, float64((i+60)%4), v, "second %d", i)
-		}
-		require.Len(t, p.points(t, "bulkhead.limit", ""), 600)
-		require.Equal(t, 4.0, p.points(t, "bulkhead.limit", "")[0])
-	})
-}
-
 func TestBreakerShowsItsStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})

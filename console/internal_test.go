@@ -15,8 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
@@ -286,32 +284,6 @@ func TestVerdictNamesTheWorst(t *testing.T) {
 		names = append(names, fmt.Sprint(g.Name, len(g.Cards)))
 	}
 	require.Equal(t, []string{"b1", "a2"}, names)
-}
-
-func TestGroupMembers(t *testing.T) {
-	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
-	reg := registry.New()
-	b := breaker.New(breaker.Config{Name: "b", ConsecutiveFailures: 1})
-	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 1})
-	reg.MustAdd(b, slots)
-	view := func(kind, name string) string {
-		e, _ := reg.Get(kind, name)
-		m := c.member(kind, registry.Member{Key: "a", Entry: e})
-		return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error)
-	}
-	require.Equal(t, "a closed ok ", view("breaker", "b"))
-	_ = b.Do(t.Context(), func(context.Context) error { return errOperator })
-	require.Equal(t, "a open fail "+errOperator.Error(), view("breaker", "b"))
-	b.ForceOpen(errClosed)
-	require.Equal(t, "a forced_open fail "+errClosed.Error(), view("breaker", "b"))
-	b.Disable()
-	require.Contains(t, view("breaker", "b"), "a disabled warn")
-	require.Equal(t, "a available ok ", view("bulkhead", "s"))
-	_ = slots.Do(t.Context(), func(context.Context) error {
-		require.Equal(t, "a full warn ", view("bulkhead", "s"))
-		return nil
-	})
-	require.Equal(t, "a   ", view("bulkhead", "unknown"))
 }
 
 func TestProgress(t *testing.T) {

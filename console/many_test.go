@@ -255,20 +255,6 @@ func TestActOnManyRefusesChangedSagas(t *testing.T) {
 	})
 }
 
-func TestActOnManyReportsRefusals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDepot(t, console.Config{Allow: allow})
-		d.run("stuck-1")
-		form := url.Values{"action": {"abandon"}, "policy": {"saga/worker"}, "note": {"x"},
-			"ids": {"stuck-1@1", "nobody@0"}}
-		var answer manyResult
-		require.NoError(t, json.Unmarshal(d.postJSON(form.Encode()).Body.Bytes(), &answer))
-		require.Equal(t, []int{0, 2, 0}, []int{answer.Acted, answer.Refused, answer.Left})
-		require.Equal(t, "stuck-1", answer.Refusals[0].ID)
-		require.Contains(t, answer.Refusals[1].Error, "not found")
-	})
-}
-
 func TestInvalidTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})

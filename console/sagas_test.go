@@ -221,34 +221,6 @@ func TestIDOpensSaga(t *testing.T) {
 	})
 }
 
-func TestSagasArePaged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDepot(t, console.Config{})
-		var ids []string
-		for i := range 120 {
-			ids = append(ids, fmt.Sprintf("ok-%03d", i))
-		}
-		d.run(ids...)
-		d.run("stuck-1")
-		var got []string
-		var p found
-		for pages, after := 0, ""; ; pages++ {
-			p = found{}
-			d.get("/sagas?after="+url.QueryEscape(after), &p)
-			require.Equal(t, pages == 0, p.Stuck != nil, "stuck sagas are on the first page")
-			for _, s := range p.Sagas {
-				got = append(got, s.ID)
-			}
-			if after = p.Next; after == "" {
-				require.GreaterOrEqual(t, pages, 2)
-				break
-			}
-		}
-		require.Equal(t, ids, got)
-		require.Contains(t, d.get("/sagas", nil).Body.String(), "Next page")
-	})
-}
-
 func TestSagaPageShowsSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Show: console.Show{Errors: true, State: true}, Allow: allow})
@@ -566,35 +538,6 @@ func TestSagaPageShowsWaitsAndChildren(t *testing.T) {
 		require.Contains(t, body, `href="saga?id=order-1%2Fparcels%2F0&amp;runner=worker"`)
 		require.Regexp(t, `<td data-label="Waiting since">2000-01-0\d \d\d:00:00 \w+</td>`, body, "it may wait for days")
 		require.Equal(t, http.StatusOK, s.get("/saga?id=order-1%2Fparcels%2F0", nil).Code)
-	})
-}
-
-// A deaf store ignores ctx. It responds when closed is closed.
-type deaf struct {
-	store.Store
-	closed chan struct{}
-}
-
-func (d *deaf) Counts(context.Context) (store.Counts, error) {
-	<-d.closed
-	return store.Counts{}, nil
-}
-
-func TestCloseDoesNotWaitForStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &deaf{saga.NewMemory(), make(chan struct{})}
-		defer close(store.closed)
-		reg := registry.New()
-		reg.MustAdd(saga.NewRunner(store, saga.RunnerConfig{Name: "worker"}))
-		s := newPage(t, reg, console.Config{})
-		var o overview
-		s.get("/", &o)
-		time.Sleep(time.Minute)
-		s.get("/", &o)
-		require.Equal(t, "The runner worker cannot reach its store.", o.Verdict)
-		began := time.Now()
-		s.page.Close()
-		require.Zero(t, time.Since(began))
 	})
 }
 
