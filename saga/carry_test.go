@@ -133,10 +133,4 @@ func TestOversizedContextIsNotCarried(t *testing.T) {
 		stop()
 		require.Empty(t, logged.String(), "without Extract")
 	})
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic(errDeclined) }}, sg)
-		_, err := saga.Register(r, sg).Start(t.Context(), "trip-1", trip{})
-		require.NoError(t, err, "it carries nothing")
-	})
 }

@@ -691,18 +691,6 @@ func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest)
 	return list, err
 }
 
-func TestStoreErrorFailsNoChild(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &noStart{Store: saga.NewMemory(), fails: 20}
-		w := &warehouse{}
-		sg := sequence(w.parcels(2))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		startOrder(t, r, sg)
-		requireEnd(t, r, "order-1", nil)
-		require.EqualValues(t, 20, r.Stats().StoreErrors)
-	})
-}
-
 // TestChildEndsJustBeforeParentParks: the child ends in another process, which finds that its parent is not parked
 // yet.
 func TestChildEndsJustBeforeParentParks(t *testing.T) {
@@ -803,21 +791,6 @@ func TestCompensatedChildrenWakeParentOnce(t *testing.T) {
 		require.EqualValues(t, 2*len(list), st.loads.Load(), "and once more by Cancel")
 		require.EqualValues(t, 1, st.woken.Load())
 	})
-}
-
-// A noStart store fails to start children.
-type noStart struct {
-	store.Store
-	fails int
-}
-
-func (s *noStart) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-	if req.Saga == "parcel" {
-		if s.fails--; s.fails >= 0 {
-			return store.Record{}, false, errors.New("connection lost")
-		}
-	}
-	return s.Store.Start(ctx, req)
 }
 
 func TestChildIDLength(t *testing.T) {

@@ -143,24 +143,6 @@ func TestHungStepThatReturns(t *testing.T) {
 	})
 }
 
-// TestHungStepIsAbandoned by an operator.
-func TestHungStepIsAbandoned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		call := &stuckCall{back: make(chan struct{})}
-		flight := step("flight")
-		flight.Do, flight.Timeout = call.do, 10*time.Second
-		sg := sequence(flight)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-		mustStart(t, r, sg)
-		time.Sleep(30 * time.Second)
-		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"})
-		require.Equal(t, policy.Health{}, r.Describe().Health(t.Context()))
-		close(call.back)
-		synctest.Wait()
-		requireEnd(t, r, "trip-1", saga.ErrAbandoned)
-	})
-}
-
 // TestHungStepIsTakenOverWithOthers that are in progress: they may have taken effect, too.
 func TestHungStepIsTakenOverWithOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -97,7 +97,8 @@ func (anyCodec[S]) Decode([]byte, *S) error   { return nil }
 func TestRegisterRejectsLossyState(t *testing.T) {
 	_ = hidden{}.cache
 	lost := "is not kept by JSON and would be lost when a saga is taken over"
-	require.PanicsWithError(t, `saga: trip: s.cache `+lost+`: export it without the tag "-" and with a name of its own in JSON, or set Codec`, register[hidden](nil))
+	require.PanicsWithError(t, `saga: trip: s.cache `+lost+
+		`: export it without the tag "-" and with a name of its own in JSON, or set Codec`, register[hidden](nil))
 	for where, fn := range map[string]func(){
 		"s.Cache":        register[dashed](nil),
 		"s.Cache ":       register[*dashed](nil),

@@ -12,39 +12,6 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// TestFailedUndoDoesNotWaitForChildren: an operator must resolve the failed Undo first.
-func TestFailedUndoDoesNotWaitForChildren(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Permanent(errDeclined)}}
-		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Declined(errDeclined))
-		parcels.Parallel = true
-		broken := true
-		flight.Undo = func(context.Context, *trip) error {
-			if broken {
-				return saga.Permanent(errDeclined)
-			}
-			return nil
-		}
-		sg := sequence(flight, parcels, car)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-		startOrder(t, r, sg)
-		time.Sleep(time.Minute)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Stuck, in.Status)
-		broken = false
-		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
-		time.Sleep(time.Hour)
-		in, err = r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensating, in.Status, "the child is stuck")
-		clear(w.fail)
-		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-	})
-}
-
 // TestChildrenEndDuringParallelWait: the parent records the end of its children immediately, is parked once, and
 // costs nothing more while the other step waits.
 func TestChildrenEndDuringParallelWait(t *testing.T) {
@@ -121,43 +88,4 @@ func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 		}
 	}
 	return s.Store.Commit(ctx, req)
-}
-
-// TestRetryAfterIsCappedAtOneHour, also after the pivot and for an Undo: a saga that sleeps for years would not be
-// reported.
-func TestRetryAfterIsCappedAtOneHour(t *testing.T) {
-	tenYears := func() error { return hint{after: 10 * 365 * 24 * time.Hour} }
-	charge := saga.Step[trip]{Name: "charge", Pivot: true, Do: func(context.Context, *trip) error { return nil }}
-	for name, steps := range map[string]func(once func() error) []saga.Step[trip]{
-		"a Do behind the pivot": func(once func() error) []saga.Step[trip] {
-			return []saga.Step[trip]{charge, {Name: "tickets", Do: func(context.Context, *trip) error { return once() }}}
-		},
-		"an Undo": func(once func() error) []saga.Step[trip] {
-			return []saga.Step[trip]{
-				{Name: "flight", Do: func(context.Context, *trip) error { return nil },
-					Undo: func(context.Context, *trip) error { return once() }},
-				{Name: "hotel", ReadOnly: true, Do: func(context.Context, *trip) error { return saga.Permanent(errDeclined) }},
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				calls := 0
-				sg := sequence(steps(func() error {
-					if calls++; calls == 1 {
-						return tenYears()
-					}
-					return nil
-				})...)
-				r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-				began := time.Now()
-				mustStart(t, r, sg)
-				ctx, cancel := context.WithTimeout(t.Context(), 67*time.Minute)
-				defer cancel()
-				_, _ = saga.Register(r, sg).Result(ctx, "trip-1")
-				require.NoError(t, ctx.Err())
-				require.GreaterOrEqual(t, time.Since(began), time.Hour)
-			})
-		})
-	}
 }

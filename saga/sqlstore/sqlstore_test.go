@@ -114,17 +114,6 @@ func TestPostgreSQLCommitsInOneRoundTrip(t *testing.T) {
 	}
 }
 
-// TestSQLiteCommitsInOneTransaction: a fenced commit is rolled back.
-func TestSQLiteCommitsInOneTransaction(t *testing.T) {
-	s := new(script)
-	st := newStore(t, s, sqlstore.SQLite)
-	_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]store.Entry, 1)})
-	require.ErrorIs(t, err, store.ErrFenced)
-	require.Len(t, s.log, 3)
-	require.Equal(t, []string{"BEGIN", "ROLLBACK"}, []string{s.log[0], s.log[2]})
-	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
-}
-
 // TestSQLiteLocksBeforeItReads: a transaction that has read, while another process has
 // written, cannot become the writer any more.
 func TestSQLiteLocksBeforeItReads(t *testing.T) {
