@@ -330,41 +330,6 @@ func TestBacklogHidesNoSaga(t *testing.T) {
 	})
 }
 
-// TestTableThatIsNotVacuumed: what sagas leave behind in the indexes is read until no
-// transaction can see it, and then no more.
-func TestTableThatIsNotVacuumed(t *testing.T) {
-	const sagas = 2000
-	p, ctx := newProbe(t, newDatabase(t, sqlstore.PostgreSQL)), t.Context()
-	_, err := p.db.Exec(`ALTER TABLE saga SET (autovacuum_enabled = false)`)
-	require.NoError(t, err)
-	fill(t, p.database, p.db, map[saga.Status]int{saga.Running: sagas})
-	for range 10 { // as claims and heartbeats do
-		_, err = p.db.Exec(`UPDATE saga SET wake_at = wake_at + 1`)
-		require.NoError(t, err)
-	}
-	_, err = p.db.Exec(`UPDATE saga SET status = 'completed'`)
-	require.NoError(t, err)
-	for name, ask := range map[string]struct {
-		call func() error
-		rows int
-	}{
-		"claim": {func() error {
-			_, err := p.store.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64,
-				Definitions: []store.Definition{{Saga: "trip"}}})
-			return err
-		}, 50},
-		"list running": {func() error {
-			_, _, err := p.store.List(ctx, store.Filter{Status: []saga.Status{saga.Running}})
-			return err
-		}, 50},
-		"counts": {func() error { _, err := p.store.Counts(ctx); return err }, 3 * sagas},
-	} {
-		for rows := ask.rows + 1; rows > ask.rows; {
-			rows, _ = p.cost(t, name, ask.call)
-		}
-	}
-}
-
 // TestClaimReadsTheNextTenantsOnly, if many tenants have a due saga.
 func TestClaimReadsTheNextTenantsOnly(t *testing.T) {
 	const tenants, limit = 1000, 16
