@@ -82,13 +82,14 @@ histories: ## what processes did to real servers, for FOR, judged by models; and
 
 # Servers that take long to build, and that .ci/run therefore simulates. kube-apiserver is 2,000 packages: 20 minutes of
 # one CPU the first time. Temporal is 1,700 packages: 16 minutes. REAL has the tests that run against kube-apiserver.
-engines: REAL ?= Kubernetes|Failover/kubernetes|JobOfFiveProcesses/kubernetes
+engines: REAL ?= Kubernetes
 engines: APISERVER := $(CURDIR)/internal/engines/bin/kube-apiserver
 engines: TEMPORAL := $(CURDIR)/internal/engines/bin/temporal
 engines: ## elections on a real kube-apiserver, with the requests of client-go's leaderelection beside them; sagas on Temporal
 	cd internal/engines/kubeapiserver && GOWORK=off $(GO) build -o $(APISERVER) .
 	cd internal/engines/leaderelection && GOWORK=off $(GO) test -count=1 -v .
 	cd internal/integration && KUBE_APISERVER=$(APISERVER) $(GO) test -count=1 -parallel 2 -timeout 20m -v -run '$(REAL)' ./lease
+	cd internal/integration && KUBE_APISERVER=$(APISERVER) $(GO) test -count=1 -timeout 20m -v -run '^TestLease$$' ./history -history.for 30s
 	cd internal/engines/temporal && GOWORK=off $(GO) build -o $(TEMPORAL) .
 	cd sagatemporal && TEMPORAL_SERVER=$(TEMPORAL) $(GO) test -count=1 -timeout 20m -v -run '^TestServer' . -measure 500
 

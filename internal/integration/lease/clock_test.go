@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/lease"
 )
 
@@ -42,7 +43,7 @@ func onEachClock(t *testing.T, test func(t *testing.T, store clocked)) {
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		client := redisClient(t, newRedisDatabase(t).DSN)
+		client := redisClient(t, services.NewRedis(t).Addr)
 		add := func(t *testing.T, field string, by time.Duration) {
 			require.NoError(t, client.HIncrBy(t.Context(), "lease:a", field, by.Microseconds()).Err())
 		}

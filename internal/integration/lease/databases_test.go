@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,18 +25,22 @@ import (
 	"github.com/go-resilience/resilience/lease/storetest"
 )
 
-// A database belongs to one test. Other processes can open it.
-type database struct {
-	Driver string // pgx, mysql, sqlite, redis, etcd or kubernetes
-	DSN    string // the address, for Redis, etcd and Kubernetes
-
-	server server // of those three, which run for one test
+func TestMain(m *testing.M) {
+	etcd.Main()
+	os.Exit(m.Run())
 }
 
-// A server is one or more processes that a test can stop.
-type server interface {
-	Pause()
-	Resume()
+// quiet returns a Candidate whose store may fail without a warning.
+func quiet(store lease.Store, cfg lease.Config) *lease.Candidate {
+	c := lease.New(store, cfg)
+	c.Observe(func(context.Context, lease.Event) {})
+	return c
+}
+
+// A database belongs to one test.
+type database struct {
+	Driver string // pgx, mysql or sqlite
+	DSN    string
 }
 
 var (
@@ -59,12 +64,11 @@ func newDatabase(t testing.TB, driver string) database {
 	case "pgx":
 		u, err := url.Parse(services.Postgres(t))
 		require.NoError(t, err)
-		create(t, driver, u.String(), "CREATE SCHEMA "+name, "DROP SCHEMA "+name+" CASCADE",
-			`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '`+name+`'`)
-		return database{Driver: driver, DSN: u.String()}.with(t, "search_path", name).with(t, "application_name", name)
+		create(t, driver, u.String(), "CREATE SCHEMA "+name, "DROP SCHEMA "+name+" CASCADE")
+		return database{Driver: driver, DSN: u.String()}.with(t, "search_path", name)
 	case "mysql":
 		dsn := services.MySQL(t)
-		create(t, driver, dsn, "CREATE DATABASE "+name, "DROP DATABASE "+name, "")
+		create(t, driver, dsn, "CREATE DATABASE "+name, "DROP DATABASE "+name)
 		cfg, err := mysql.ParseDSN(dsn)
 		require.NoError(t, err)
 		cfg.DBName = name
@@ -74,21 +78,13 @@ func newDatabase(t testing.TB, driver string) database {
 		"?_pragma=busy_timeout(400)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate"}
 }
 
-// create creates what goes with the test. A process that was killed may have left a
-// transaction behind, which end ends: it would keep the drop waiting.
-func create(t testing.TB, driver, dsn, made, dropped, end string) {
+// create creates a schema for a test, and drops it at the end.
+func create(t testing.TB, driver, dsn, made, dropped string) {
 	db, err := sql.Open(driver, dsn)
 	require.NoError(t, err)
 	_, err = db.Exec(made)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		for deadline := time.Now().Add(time.Minute); end != "" && time.Now().Before(deadline); {
-			var left int
-			if err := db.QueryRow(end).Scan(&left); err == nil && left == 0 {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
 		_, err := db.Exec(dropped)
 		require.NoError(t, err)
 		require.NoError(t, db.Close())
@@ -118,21 +114,13 @@ func (d database) with(t testing.TB, key, value string) database {
 	return d
 }
 
-// connect opens the database.
-func (d database) connect() (*sql.DB, error) {
-	db, err := sql.Open(d.Driver, d.DSN)
-	if err == nil {
-		db.SetMaxOpenConns(16) // of the 100 that the server allows to all tests
-		db.SetMaxIdleConns(16)
-	}
-	return db, err
-}
-
 // open opens the database for a test.
 func (d database) open(t testing.TB) *sql.DB {
 	t.Helper()
-	db, err := d.connect()
+	db, err := sql.Open(d.Driver, d.DSN)
 	require.NoError(t, err)
+	db.SetMaxOpenConns(16) // of the 100 that the server allows to all tests
+	db.SetMaxIdleConns(16)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -173,6 +161,24 @@ func TestFencer(t *testing.T) {
 				d.DSN = strings.ReplaceAll(d.DSN, "&_txlock=immediate", "") // so that it is the fence that excludes
 				return storetest.Fenced{Store: d.newStore(t), DB: d.open(t), OneWriter: driver == "sqlite"}
 			})
+		})
+	}
+}
+
+// The clocks of connections are hours apart.
+func TestTimeZonesOfConnectionsDoNotMatter(t *testing.T) {
+	for _, driver := range []string{"pgx", "mysql"} {
+		t.Run(driver, func(t *testing.T) {
+			d, request := newDatabase(t, driver), lease.Request{Name: "a", Token: "x", TTL: time.Minute}
+			setting, zones := "TimeZone", []string{"Pacific/Kiritimati", "Etc/GMT+12"}
+			if driver == "mysql" {
+				setting, zones = "time_zone", []string{"'+13:00'", "'-12:00'"}
+			}
+			_, err := d.with(t, setting, zones[0]).newStore(t).Acquire(t.Context(), request)
+			require.NoError(t, err)
+			rec, err := d.with(t, setting, zones[1]).newStore(t).Load(t.Context(), "a")
+			require.NoError(t, err)
+			require.InDelta(t, time.Minute, rec.Left, float64(10*time.Second))
 		})
 	}
 }
@@ -299,7 +305,7 @@ func TestEveryRunsOnceAmongFiveLeaders(t *testing.T) {
 		test(t, func() lease.Store { return store })
 	})
 	t.Run("etcd", func(t *testing.T) {
-		store := etcdStore(etcd.Client(t, newEtcdDatabase(t).DSN))
+		store := etcdStore(etcd.Client(t, etcd.New(t, 1).Addrs...))
 		test(t, func() lease.Store { return store })
 	})
 }

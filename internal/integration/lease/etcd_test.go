@@ -2,7 +2,6 @@ package lease_test
 
 import (
 	"context"
-	cryptorand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -21,104 +20,6 @@ import (
 
 func etcdStore(client *clientv3.Client) *resilienceetcd.Store {
 	return resilienceetcd.New(client, resilienceetcd.Config{})
-}
-
-// newEtcdDatabase starts an etcd of one member for a test.
-func newEtcdDatabase(t *testing.T) database {
-	cluster := etcd.New(t, 1)
-	return database{Driver: "etcd", DSN: cluster.Addrs[0], server: paused{cluster}}
-}
-
-// paused stops all members of a cluster.
-type paused struct{ *etcd.Cluster }
-
-func (p paused) Pause()  { p.Cluster.Pause() }
-func (p paused) Resume() { p.Cluster.Resume() }
-
-// inEtcd has the worker lead, and write, by etcd.
-func (w *worker) inEtcd() {
-	client, err := etcd.Connect(w.Database.DSN)
-	if err != nil {
-		panic(err)
-	}
-	store := etcdStore(client)
-	w.store = store
-	if !w.Hold {
-		w.store = &outages{Store: store}
-	}
-	w.epoch = func(ctx context.Context) (int64, error) {
-		resp, err := client.Get(ctx, "lease/term/"+chaosName)
-		if err != nil || len(resp.Kvs) == 0 {
-			return 0, fmt.Errorf("no term: %w", err)
-		}
-		return resp.Kvs[0].ModRevision, nil
-	}
-	w.write = func(ctx context.Context, term lease.Term, id string) error {
-		w.stall()
-		put := clientv3.OpPut("chaos_write/"+cryptorand.Text(), fmt.Sprint(term.Epoch(), " ", id))
-		resp, err := client.Txn(ctx).If(store.Fence(chaosName, term.Epoch())).Then(put).Commit()
-		if err == nil && !resp.Succeeded {
-			err = lease.ErrLost
-		}
-		return err
-	}
-}
-
-// An etcdLedger is a number of keys, whose order is that of their revisions.
-type etcdLedger struct {
-	t      *testing.T
-	client *clientv3.Client
-	server server
-}
-
-// epochs returns the epochs of all writes, in the order of the writes.
-func (l *etcdLedger) epochs() (epochs []int64) {
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		resp, err := l.client.Get(ctx, "chaos_write/", clientv3.WithPrefix(),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-		cancel()
-		if err == nil {
-			for _, kv := range resp.Kvs {
-				var epoch int64
-				_, err := fmt.Sscan(string(kv.Value), &epoch)
-				require.NoError(l.t, err)
-				epochs = append(epochs, epoch)
-			}
-			return epochs
-		}
-		require.True(l.t, time.Now().Before(deadline), err)
-	}
-}
-
-func (l *etcdLedger) handovers() int {
-	terms := make(map[int64]bool)
-	for _, epoch := range l.epochs() {
-		terms[epoch] = true
-	}
-	return len(terms)
-}
-
-func (l *etcdLedger) writes() int { return len(l.epochs()) }
-
-func (l *etcdLedger) forbidden() string {
-	var last int64
-	for _, epoch := range l.epochs() {
-		if epoch < last {
-			return fmt.Sprintf("a write of term %d after one of term %d", epoch, last)
-		}
-		last = epoch
-	}
-	return ""
-}
-
-func (l *etcdLedger) setClock(time.Duration) {}
-
-func (l *etcdLedger) endConns(ttl time.Duration) string {
-	l.server.Pause()
-	time.Sleep(rand.N(2 * ttl))
-	l.server.Resume()
-	return "etcd stopped"
 }
 
 // A reign is what candidates of a cluster have done, as a test sees it.
@@ -142,6 +43,13 @@ func (r *reign) wrote(epoch, candidate int64) (wrong string) {
 	}
 	r.terms[epoch] = candidate
 	return ""
+}
+
+// handovers returns how many terms have written.
+func (r *reign) handovers() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.terms)
 }
 
 // longest returns the longest time without a leader since the last call.

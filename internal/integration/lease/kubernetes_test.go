@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -29,12 +28,6 @@ import (
 	"github.com/go-resilience/resilience/resiliencek8s"
 )
 
-// newKubernetesDatabase starts an API server for a test.
-func newKubernetesDatabase(t *testing.T) database {
-	server := kube.New(t)
-	return database{Driver: "kubernetes", DSN: server.Addr, server: server}
-}
-
 func TestKubernetesStore(t *testing.T) {
 	t.Parallel()
 	server := kube.New(t)
@@ -45,49 +38,12 @@ func TestKubernetesStore(t *testing.T) {
 	})
 }
 
-// inKubernetes has the worker lead, and write, by Kubernetes.
-func (w *worker) inKubernetes() {
-	leases := kube.Leases(w.Database.DSN)
-	w.store = resiliencek8s.New(leases)
-	if !w.Hold {
-		w.store = &outages{Store: w.store}
-	}
-	w.epoch = func(ctx context.Context) (int64, error) {
-		o, err := leases.Get(ctx, chaosName, meta.GetOptions{})
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(o.Annotations["resiliencek8s/epoch"], 10, 64)
-	}
-	w.write = func(ctx context.Context, term lease.Term, id string) error {
-		w.stall()
-		return appendWrite(ctx, leases, term.Epoch(), id)
-	}
-}
-
-// writesName is the object that the workers write, whose annotation "writes" has the termWrites.
-const writesName = "chaos-writes"
-
-// A termWrites is a number of writes in a row, by one term.
-type termWrites struct {
-	Epoch int64
-	ID    string // of the term, as its leader knows it
-	N     int
-}
-
-func writesOf(o *coordination.Lease) (list []termWrites, err error) {
-	if text := o.Annotations["writes"]; text != "" {
-		err = json.Unmarshal([]byte(text), &list)
-	}
-	return list, err
-}
-
-// appendWrite writes to an object, and refuses an epoch that is lower than that of its last write.
-func appendWrite(ctx context.Context, leases client.LeaseInterface, epoch int64, id string) error {
+// fencedWrite writes epoch to an object, which refuses an epoch that is lower than that of its last write.
+func fencedWrite(ctx context.Context, leases client.LeaseInterface, epoch int64) error {
 	for {
-		o, err := leases.Get(ctx, writesName, meta.GetOptions{})
+		o, err := leases.Get(ctx, "written", meta.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			o = &coordination.Lease{ObjectMeta: meta.ObjectMeta{Name: writesName}}
+			o = &coordination.Lease{ObjectMeta: meta.ObjectMeta{Name: "written"}}
 			o, err = leases.Create(ctx, o, meta.CreateOptions{})
 		}
 		if apierrors.IsAlreadyExists(err) {
@@ -96,93 +52,14 @@ func appendWrite(ctx context.Context, leases client.LeaseInterface, epoch int64,
 		if err != nil {
 			return err
 		}
-		list, err := writesOf(o)
-		if err != nil {
-			return err
-		}
-		last := termWrites{}
-		if len(list) > 0 {
-			last = list[len(list)-1]
-		}
-		switch {
-		case epoch < last.Epoch:
+		if last, _ := strconv.ParseInt(o.Annotations["epoch"], 10, 64); epoch < last {
 			return lease.ErrLost
-		case epoch == last.Epoch && id == last.ID:
-			list[len(list)-1].N++
-		default:
-			list = append(list, termWrites{epoch, id, 1})
 		}
-		text, err := json.Marshal(list)
-		if err != nil {
-			return err
-		}
-		o.Annotations = map[string]string{"writes": string(text)}
+		o.Annotations = map[string]string{"epoch": fmt.Sprint(epoch)}
 		if _, err = leases.Update(ctx, o, meta.UpdateOptions{}); !apierrors.IsConflict(err) {
 			return err
 		}
 	}
-}
-
-// A kubernetesLedger is the object of appendWrite.
-type kubernetesLedger struct {
-	t      *testing.T
-	leases client.LeaseInterface
-	server server
-}
-
-func (l *kubernetesLedger) list() []termWrites {
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		o, err := l.leases.Get(ctx, writesName, meta.GetOptions{})
-		cancel()
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err == nil {
-			list, err := writesOf(o)
-			require.NoError(l.t, err)
-			return list
-		}
-		require.True(l.t, time.Now().Before(deadline), err)
-	}
-}
-
-func (l *kubernetesLedger) handovers() int {
-	epochs := make(map[int64]bool)
-	for _, w := range l.list() {
-		epochs[w.Epoch] = true
-	}
-	return len(epochs)
-}
-
-func (l *kubernetesLedger) writes() (n int) {
-	for _, w := range l.list() {
-		n += w.N
-	}
-	return n
-}
-
-func (l *kubernetesLedger) forbidden() string {
-	ids, last := make(map[int64]string), int64(0)
-	for _, w := range l.list() {
-		if id, ok := ids[w.Epoch]; ok && id != w.ID {
-			return fmt.Sprintf("epoch %d is of two terms", w.Epoch)
-		}
-		if w.Epoch < last {
-			return fmt.Sprintf("a write of term %d after one of term %d", w.Epoch, last)
-		}
-		ids[w.Epoch], last = w.ID, w.Epoch
-	}
-	return ""
-}
-
-func (l *kubernetesLedger) setClock(time.Duration) {}
-
-func (l *kubernetesLedger) endConns(ttl time.Duration) string {
-	l.server.Pause()
-	time.Sleep(rand.N(2 * ttl))
-	l.server.Resume()
-	return "API server stopped"
 }
 
 // A user with the Role of the documentation of resiliencek8s can lead, and one without any of its verbs cannot.
@@ -274,7 +151,7 @@ func TestKubernetesOutages(t *testing.T) {
 				for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 					// Not through the proxy, whose faults are about the lease.
 					call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-					err := appendWrite(call, truth, term.Epoch(), term.Holder())
+					err := fencedWrite(call, truth, term.Epoch())
 					cancel()
 					if err == nil && term.Err() == nil {
 						leader.Store(i)
@@ -290,17 +167,15 @@ func TestKubernetesOutages(t *testing.T) {
 			})
 		})
 	}
-	ledger := &kubernetesLedger{t, truth, server}
 	again := func(what string, fault func(*faultproxy.Proxy)) {
 		time.Sleep(ttl)
 		r.longest()
-		before, old := ledger.handovers(), proxies[leader.Load()]
+		before, old := r.handovers(), proxies[leader.Load()]
 		fault(old)
-		require.Eventually(t, func() bool { return ledger.handovers() > before }, time.Minute, 10*time.Millisecond, what)
+		require.Eventually(t, func() bool { return r.handovers() > before }, time.Minute, 10*time.Millisecond, what)
 		old.Heal()
 		old.Reset()
 		t.Logf("%s: %v without a leader, TTL %v", what, r.longest(), ttl)
-		require.Empty(t, ledger.forbidden())
 	}
 	require.Eventually(t, func() bool { return leader.Load() >= 0 }, time.Minute, 10*time.Millisecond)
 	again("leader refused", func(p *faultproxy.Proxy) { p.Refuse(); p.Reset() })
