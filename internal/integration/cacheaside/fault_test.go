@@ -2,7 +2,6 @@ package cacheaside_test
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -87,49 +86,6 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 				_, err := other.Get(ctx, 1)
 				return err == nil && other.Stats().Loaded == before
 			}, time.Minute, 10*time.Millisecond)
-		})
-	}
-}
-
-// The property holds in a bad network, where commands and answers are late or lost
-// and connections are reset, half open or refused.
-func TestNoGetIsOlderInABadNetwork(t *testing.T) {
-	addr := services.Redis(t)
-	for name, tr := range map[string]trial{
-		"redis": {writers: 3, keys: 4, reads: 2_000, skip: true, processes: 3},
-		"both":  {writers: 3, keys: 4, reads: 2_000, processes: 3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			proxy := faultproxy.New(t, addr)
-			tr.store = func(cfg *redisstore.Config) {
-				impatient(cfg)
-				cfg.WriteTimeout, cfg.LeaseTTL = 2*time.Second, 50*time.Millisecond
-			}
-			tr.during = func() {
-				faults := []func(){
-					func() { proxy.Hold(faultproxy.ToServer) },
-					func() { proxy.Hold(faultproxy.ToClient) },
-					proxy.Hang,
-					proxy.Reset,
-					func() { proxy.Cut(faultproxy.ToClient) },
-					func() { proxy.Cut(faultproxy.ToServer) },
-					func() { proxy.Refuse(); proxy.Reset() },
-					func() { proxy.Slow(faultproxy.Both, 10_000) },
-					func() {
-						proxy.Delay(faultproxy.ToServer, func([]byte) time.Duration { return rand.N(200 * time.Millisecond) })
-					},
-				}
-				for _, i := range rand.Perm(len(faults)) {
-					time.Sleep(100 * time.Millisecond) // traffic, in health
-					faults[i]()
-					time.Sleep(250 * time.Millisecond) // without memory
-					proxy.Heal()
-				}
-				time.Sleep(150 * time.Millisecond)
-			}
-			violations, writes := tr.run(t, proxy.Addr())
-			t.Logf("%d writes, %d violations", writes, violations)
-			require.Zero(t, violations)
 		})
 	}
 }

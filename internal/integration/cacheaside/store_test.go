@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -210,6 +212,46 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	require.NoError(t, s.Unfence(t.Context(), "x", "alive"))
 	require.Empty(t, fieldsOf(t, p, prefix, "x"), "nothing of the dead process remains")
 	require.Equal(t, cacheaside.Leased, acquire(t, s, "x", "b", false).State)
+}
+
+// A listening Store can report when it has received all messages published so far.
+type listening struct {
+	cacheaside.Store
+	mu    sync.Mutex
+	heard map[string]chan struct{}
+}
+
+func (l *listening) Watch(ctx context.Context, up func(), heard func(string)) error {
+	return l.Store.Watch(ctx, func() {
+		up() // memory is cleared, so missed messages do not matter
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, ch := range l.heard {
+			close(ch)
+		}
+		clear(l.heard)
+	}, func(key string) {
+		heard(key)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if ch := l.heard[key]; ch != nil {
+			close(ch)
+			delete(l.heard, key)
+		}
+	})
+}
+
+// catchUp returns when l has received all messages that were published before.
+func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
+	key, ch := fmt.Sprintf("mark-%x", rand.Uint64()), make(chan struct{})
+	l.mu.Lock()
+	l.heard[key] = ch
+	l.mu.Unlock()
+	if err := from.Invalidate(ctx, key); err != nil {
+		return err
+	}
+	<-ch
+	return nil
 }
 
 func TestValuesAreShared(t *testing.T) {
