@@ -22,8 +22,9 @@ func update(t *testing.T, b *breaker.Breaker, change func(*breaker.Config)) {
 
 func TestBreakerConfigDefaults(t *testing.T) {
 	require.Equal(t, breaker.Config{
-		Name: "users", ConsecutiveFailures: 5, Window: time.Minute, Patience: 900 * time.Millisecond, OpenFor: 30 * time.Second,
-		ProbeTimeout: 30 * time.Second, MaxOpenFor: 30 * time.Second, MaxRetryAfter: 30 * time.Second, Probes: 1,
+		Name: "users", ConsecutiveFailures: 5, Window: time.Minute, Patience: 900 * time.Millisecond,
+		OpenFor: 30 * time.Second, ProbeTimeout: 30 * time.Second, MaxOpenFor: 30 * time.Second,
+		MaxRetryAfter: 30 * time.Second, Probes: 1,
 	}, breaker.New(breaker.Config{Name: "users"}).Config())
 
 	require.Zero(t, breaker.New(breaker.Config{FailuresInWindow: 10}).Config().ConsecutiveFailures)
@@ -33,7 +34,8 @@ func TestBreakerConfigDefaults(t *testing.T) {
 	// A breaker that is made with the Config of another has the same Config.
 	for _, given := range []breaker.Config{
 		{}, {Name: "users"}, {Patience: breaker.Unlimited}, {FailureRate: 0.5}, {FailureRate: 0.5, WindowCalls: 7},
-		{ConsecutiveFailures: 3, Window: time.Second}, {FailuresInWindow: 3}, {SlowAfter: time.Second}, {SlowAfter: time.Second, FailureRate: 0.5, MinCalls: 3}, {WindowCalls: 7},
+		{ConsecutiveFailures: 3, Window: time.Second}, {FailuresInWindow: 3}, {SlowAfter: time.Second},
+		{SlowAfter: time.Second, FailureRate: 0.5, MinCalls: 3}, {WindowCalls: 7},
 		{OpenFor: 1<<63 - 1}, {OpenFor: time.Second, MaxOpenFor: time.Minute}, {ProbeTimeout: time.Second}, {Probes: 7},
 	} {
 		filled := breaker.New(given).Config()

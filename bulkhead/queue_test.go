@@ -201,6 +201,7 @@ func TestRefusalText(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("client gone"))
 		defer cancel()
 		require.EqualError(t, b.Do(ctx, nothing),
-			"bulkhead: users: full (context_ended): 1 of 1 in flight, 0 waiting, waited 1s: context deadline exceeded: client gone")
+			"bulkhead: users: full (context_ended): 1 of 1 in flight, 0 waiting, waited 1s: "+
+				"context deadline exceeded: client gone")
 	})
 }

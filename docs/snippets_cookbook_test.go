@@ -31,7 +31,8 @@ func _() {
 	var transfer func(context.Context, *sql.Tx, int) error
 	cfg := resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)}
 	err := resiliencesql.InTx(ctx, db, cfg, func(ctx context.Context, tx *sql.Tx) error { return transfer(ctx, tx, 42) })
-	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // for a read outside a transaction
+	// For a read outside a transaction.
+	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{}))
 	use(err, row)
 }
 
@@ -194,7 +195,8 @@ func _(databases map[string]*sql.DB, id string, state Trip) {
 	trips := map[string]*saga.Handle[Trip]{}
 
 	for name, db := range databases {
-		runners[name] = saga.NewRunner(sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}), saga.RunnerConfig{Name: name})
+		store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
+		runners[name] = saga.NewRunner(store, saga.RunnerConfig{Name: name})
 		trips[name] = saga.Register(runners[name], trip)
 		reg.MustAdd(runners[name]) // one console and one set of metrics for all
 	}

@@ -76,7 +76,9 @@ func _() {
 }
 
 func _() {
-	circuit := breaker.New(breaker.Config{Name: "users", FailureRate: 0.5, MinCalls: 20, Window: 10 * time.Second, OpenFor: 5 * time.Second})
+	circuit := breaker.New(breaker.Config{
+		Name: "users", FailureRate: 0.5, MinCalls: 20, Window: 10 * time.Second, OpenFor: 5 * time.Second,
+	})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100})
 	guarded := resilience.Chain(
 		resilience.Fallback(func(ctx context.Context, err error) error { return nil }),

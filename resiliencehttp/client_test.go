@@ -281,7 +281,8 @@ func TestClientsTimeoutIsSeenThoughNobodyWaitsForIt(t *testing.T) {
 				calls := 0
 				var seen watch
 				client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-					Timeout: time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Retry: seen.Wrap, Breaker: resiliencehttp.Disabled,
+					Timeout: time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited,
+					Retry: seen.Wrap, Breaker: resiliencehttp.Disabled,
 					Throttle: func(next resilience.Func) resilience.Func {
 						return func(ctx context.Context) error { time.Sleep(asleep); return next(ctx) }
 					},
@@ -795,7 +796,8 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second,
 			5 * time.Second: 2 * time.Second} {
 			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second,
-				ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: resilience.NamedTimeout("mine", policy)})
+				ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited,
+				Throttle: resilience.NamedTimeout("mine", policy)})
 			start := time.Now()
 			_, err = c.send(t.Context(), "POST", "a")
 			require.Equal(t, takes, time.Since(start))

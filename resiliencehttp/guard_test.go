@@ -122,7 +122,8 @@ func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 
 func TestBulkheadPanicFreesTheSlot(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	h := resiliencehttp.Server{}.Bulkhead(slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	aborts := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	h := resiliencehttp.Server{}.Bulkhead(slots)(aborts)
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
 	require.Zero(t, slots.Stats().InFlight)
 }

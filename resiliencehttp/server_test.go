@@ -96,7 +96,8 @@ func TestOnRefuseWritesTheResponse(t *testing.T) {
 func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
 	full := bulkhead.New(bulkhead.Config{Limit: 1})
 	full.Begin(t.Context())
-	w := get(resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(200) }}.Bulkhead(full)(hello))
+	fine := func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(200) }
+	w := get(resiliencehttp.Server{OnRefuse: fine}.Bulkhead(full)(hello))
 	require.Equal(t, 200, w.Code)
 	require.Empty(t, w.Body.String())
 }

@@ -148,8 +148,9 @@ func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 			mixedMade, mixedServed = mixedMade+mixed.made[tenant], mixedServed+len(mixed.took[tenant])
 			own, usual = append(own, shared.took[tenant]...), append(usual, alone.took[tenant]...)
 		}
-		t.Logf("the nine: %d of %d served (without shares %d of %d), median %v (alone %v); the flood: %d of %d; slots at work for %v (without shares %v)",
-			served, made, mixedServed, mixedMade, median(own), median(usual), len(shared.took["flood"]), shared.made["flood"], shared.busy, mixed.busy)
+		t.Logf("the nine: %d of %d served (without shares %d of %d), median %v (alone %v); the flood: %d of %d; "+
+			"slots at work for %v (without shares %v)", served, made, mixedServed, mixedMade, median(own), median(usual),
+			len(shared.took["flood"]), shared.made["flood"], shared.busy, mixed.busy)
 		require.GreaterOrEqual(t, float64(served), 0.99*float64(made), "of the nine")
 		require.Less(t, float64(mixedServed), 0.97*float64(mixedMade), "of the nine, without shares")
 		require.LessOrEqual(t, median(own).Seconds(), 1.2*median(usual).Seconds(), "latency of the nine")

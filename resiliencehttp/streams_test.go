@@ -420,7 +420,8 @@ func TestAhead(t *testing.T) {
 			_, _, err := ahead.Event()
 			require.ErrorIs(t, err, resiliencehttp.ErrTooLong)
 		}},
-		"Events": {"GET", "\ufeffevent: a\r\nid: 1\r\ndata: one\r\ndata:two\r\n\r\nevent: none\r\r: comment\rdata:  3\n\ndata\n\ndata: cut", 200, "",
+		"Events": {"GET", "\ufeffevent: a\r\nid: 1\r\ndata: one\r\ndata:two\r\n\r\nevent: none\r\r" +
+			": comment\rdata:  3\n\ndata\n\ndata: cut", 200, "",
 			func(t *testing.T, ahead *resiliencehttp.Ahead) {
 				for _, want := range [][2]string{{"a", "one\ntwo"}, {"message", " 3"}, {"message", ""}} {
 					name, data, err := ahead.Event()

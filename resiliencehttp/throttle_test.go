@@ -240,8 +240,11 @@ func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
 	require.Empty(t, w.Header().Get("Retry-After"), "it is of no use to come back")
 }
 
-// structured is a List of Strings with Integer parameters (RFC 9651).
-var structured = regexp.MustCompile(`^"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*(?:[ \t]*,[ \t]*"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*)*$`)
+// member is a String with Integer parameters (RFC 9651).
+const member = `"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*`
+
+// structured is a List of members.
+var structured = regexp.MustCompile(`^` + member + `(?:[ \t]*,[ \t]*` + member + `)*$`)
 
 func TestFieldsAreStructured(t *testing.T) {
 	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00",
@@ -392,7 +395,8 @@ func TestOurClientHonorsOurServer(t *testing.T) {
 
 func TestClientIP(t *testing.T) {
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48"),
-		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::ffff:172.16.0.0/112"), netip.MustParsePrefix("::ffff:0.0.0.0/95"),
+		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::ffff:172.16.0.0/112"),
+		netip.MustParsePrefix("::ffff:0.0.0.0/95"),
 		netip.MustParsePrefix("2001:db8:eeee::/112")}
 	before := slices.Clone(proxies)
 	for _, c := range []struct {

@@ -606,8 +606,9 @@ func TestResponseThatJudgeFindsHopelessIsTheLast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, false, statuses("", 418))
-			resp, err := (&resiliencehttp.Transport{Base: server.Base, Middleware: always.Wrap,
-				Judge: func(*http.Response, *resiliencehttp.Ahead) error { return failure }}).RoundTrip(httptest.NewRequest("GET", server.URL, nil))
+			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: always.Wrap,
+				Judge: func(*http.Response, *resiliencehttp.Ahead) error { return failure }}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", server.URL, nil))
 			answer(t, resp, err)
 			require.EqualValues(t, 1, server.requests.Load())
 		})

@@ -264,7 +264,8 @@ func TestLaterMetricIsReportedOnce(t *testing.T) {
 	}
 	once := 0
 	for _, text := range told.all {
-		if text == "resilienceotel: resilience.fickle.later of custom/mine is not exported: no policy had this metric when Observe was called" {
+		if text == "resilienceotel: resilience.fickle.later of custom/mine is not exported: "+
+			"no policy had this metric when Observe was called" {
 			once++
 		}
 	}

@@ -45,12 +45,16 @@ func (r *roll) Float64Histogram(name string, _ ...metric.Float64HistogramOption)
 	return noop.Float64Histogram{}, nil
 }
 
-func (r *roll) Float64ObservableCounter(name string, _ ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
+func (r *roll) Float64ObservableCounter(
+	name string, _ ...metric.Float64ObservableCounterOption,
+) (metric.Float64ObservableCounter, error) {
 	r.names[name] = true
 	return noop.Float64ObservableCounter{}, nil
 }
 
-func (r *roll) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+func (r *roll) Float64ObservableGauge(
+	name string, _ ...metric.Float64ObservableGaugeOption,
+) (metric.Float64ObservableGauge, error) {
 	r.names[name] = true
 	return noop.Float64ObservableGauge{}, nil
 }
@@ -106,7 +110,8 @@ func TestDocsNameWhatThereIs(t *testing.T) {
 	}
 
 	runbook := readDoc(t, "../docs/runbook.md")
-	metric := regexp.MustCompile("`((?:retry|budget|hedge|breaker|bulkhead|throttle|cache|lease|saga|resilience)(?:\\.[a-z_]+)+)")
+	metric := regexp.MustCompile("`((?:retry|budget|hedge|breaker|bulkhead|throttle|cache|lease|saga|resilience)" +
+		"(?:\\.[a-z_]+)+)")
 	named := metric.FindAllStringSubmatch(runbook, -1)
 	require.Greater(t, len(named), 20)
 	for _, m := range named {

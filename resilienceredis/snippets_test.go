@@ -25,7 +25,8 @@ func _(addr string, circuits *resilience.Group[string, *breaker.Breaker], slots 
 }
 
 func _(ctx context.Context, rdb *redis.Client, bill func(context.Context) error) error {
-	candidate := lease.New(redislease.New(redislease.Config{Eval: resilienceredis.Eval(rdb)}), lease.Config{Name: "billing"})
+	store := redislease.New(redislease.Config{Eval: resilienceredis.Eval(rdb)})
+	candidate := lease.New(store, lease.Config{Name: "billing"})
 	term, err := candidate.Campaign(ctx) // Lock; TryCampaign is TryLock
 	if err != nil {
 		return err
@@ -34,7 +35,10 @@ func _(ctx context.Context, rdb *redis.Client, bill func(context.Context) error)
 	return bill(term.Context())                                    // canceled if the lease is lost
 }
 
-func _(ctx context.Context, rdb *redis.Client, tenantOf func(context.Context) string, work func(context.Context) error) error {
+func _(
+	ctx context.Context, rdb *redis.Client, tenantOf func(context.Context) string,
+	work func(context.Context) error,
+) error {
 	limits := fleet.New(fleet.Config{Name: "api", Eval: resilienceredis.Eval(rdb),
 		Meters: func(ctx context.Context) []fleet.Meter {
 			return []fleet.Meter{fleet.Rate(tenantOf(ctx), 10, 1).Burst(10)}

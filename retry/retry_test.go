@@ -138,6 +138,7 @@ func (b *recordingBackOff) Reset()                     { *b = append(*b, "reset"
 func (b *recordingBackOff) NextBackOff() time.Duration { *b = append(*b, "next"); return 0 }
 
 func TestWaitPastTheDeadlineIsNotStarted(t *testing.T) {
+	const tooLate = ": wait would pass the deadline: context deadline exceeded; last error: backend: down"
 	for _, c := range []struct {
 		name     string
 		deadline time.Duration
@@ -150,11 +151,11 @@ func TestWaitPastTheDeadlineIsNotStarted(t *testing.T) {
 		{"the wait ends before the deadline", 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
 			"retry: gave up after 3 attempts: backend: down"},
 		{"the wait ends at the deadline", 2 * time.Second, time.Second, 2, time.Second, context.DeadlineExceeded,
-			"retry: gave up after 2 attempts: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
+			"retry: gave up after 2 attempts" + tooLate},
 		{"the wait ends after the deadline", time.Second, time.Hour, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
+			"retry: gave up after 1 attempt" + tooLate},
 		{"the longest wait there is", time.Hour, 1<<63 - 1, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded; last error: backend: down"},
+			"retry: gave up after 1 attempt" + tooLate},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -246,7 +247,8 @@ func TestCancelDuringWaitKeepsErrorAndCause(t *testing.T) {
 		require.ErrorIs(t, err, errShutdown)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 2 attempts: context canceled: shutting down; last error: backend: down")
+		require.EqualError(t, err,
+			"retry: gave up after 2 attempts: context canceled: shutting down; last error: backend: down")
 	})
 }
 

@@ -213,7 +213,8 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	for range events {
 		token := time.Duration(max(1, min(1e9/rate, 3.6e12)))
 		pause := []time.Duration{
-			0, 1, token * time.Duration(choose.IntN(4)), token * time.Duration(choose.IntN(1000)) / 250, time.Duration(choose.IntN(60_000)) * time.Millisecond * 10,
+			0, 1, token * time.Duration(choose.IntN(4)), token * time.Duration(choose.IntN(1000)) / 250,
+			time.Duration(choose.IntN(60_000)) * time.Millisecond * 10,
 		}[choose.IntN(5)]
 		if time.Now().Add(pause).After(end) {
 			break

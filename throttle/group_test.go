@@ -413,11 +413,12 @@ func TestGroupOfAMillionKeys(t *testing.T) {
 
 func TestGroupValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.GroupConfig[int]{
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited": {},
+		"throttle.Config.Rate is 0" + rates: {},
 		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
 			Config: throttle.Config{Rate: 1}, MaxKeys: -1,
 		},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing\nthrottle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing\n" +
+			"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
 			Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1,
 		},
 	} {

@@ -44,7 +44,8 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 		}, both(2))
 		time.Sleep(time.Minute)
 		require.Equal(t, throttle.Decision{
-			Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 1, RetryAfter: time.Hour - 62*time.Second, ResetAfter: time.Hour - 62*time.Second,
+			Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 1,
+			RetryAfter: time.Hour - 62*time.Second, ResetAfter: time.Hour - 62*time.Second,
 		}, both(2), "1 is left of 5")
 		require.Equal(t, throttle.Decision{
 			Admitted: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
@@ -209,10 +210,12 @@ func TestBillingMonth(t *testing.T) {
 
 func TestQuotaValidate(t *testing.T) {
 	for want, q := range map[string]throttle.Quota{
-		`N is 0: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {Window: throttle.Window{Per: throttle.Day}},
+		`N is 0: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {
+			Window: throttle.Window{Per: throttle.Day}},
 		`N is -2: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {N: -2,
 			Window: throttle.Window{Per: throttle.Day}},
-		`N is 1000000000000001: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {N: 1e15 + 1, Window: throttle.Window{Per: throttle.Day}},
+		`N is 1000000000000001: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`: {N: 1e15 + 1,
+			Window: throttle.Window{Per: throttle.Day}},
 		`Window.Every is 1µs: must be a millisecond to 36 years`: {N: 1,
 			Window: throttle.Window{Every: time.Microsecond}},
 		`Window.Every is 315360h0m0.001s: must be a millisecond to 36 years`: {N: 1,

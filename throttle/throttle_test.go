@@ -72,7 +72,8 @@ func TestExactSequence(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 3, Cost: cost})
 		for left := 2; left >= 0; left-- {
 			require.Equal(t, throttle.Decision{
-				Admitted: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
+				Admitted: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left,
+				ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
 			}, take(l, 1))
 		}
 		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond,
@@ -329,8 +330,11 @@ func TestMayWait(t *testing.T) {
 	})
 }
 
+// rates says which rates are valid.
+const rates = ": must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, " +
+	"or throttle.Unlimited"
+
 func TestValidate(t *testing.T) {
-	const rates = ": must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited"
 	for want, cfg := range map[string]throttle.Config{
 		"":                                      {Rate: 1},
 		"throttle.Config.Rate is 0" + rates:     {},

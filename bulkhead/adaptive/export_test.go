@@ -68,8 +68,10 @@ func (c *Controller) Told(now time.Duration) (string, bool) {
 	}
 	c.told = c.cohort.number
 	b, ms := &c.base, func(log float64) float64 { return math.Exp(log) / 1e6 }
-	line := fmt.Sprintf("%7.3fs cohort %d limit %.4g of %.4g, base %.4g ms ± %.4f, spread %.4f, rise %.4f, mean %.4g ms, latency %.4g ms, scale %.4g ms, ceiling %.4g ms, next %v",
-		now.Seconds(), c.cohort.number, c.limit, c.former, ms(b.log), math.Sqrt(b.variance), b.spread, b.rise, b.mean/1e6, ms(c.latency), c.scale/1e6, ms(c.ceiling), c.next)
+	line := fmt.Sprintf("%7.3fs cohort %d limit %.4g of %.4g, base %.4g ms ± %.4f, spread %.4f, "+
+		"rise %.4f, mean %.4g ms, latency %.4g ms, scale %.4g ms, ceiling %.4g ms, next %v",
+		now.Seconds(), c.cohort.number, c.limit, c.former, ms(b.log), math.Sqrt(b.variance), b.spread,
+		b.rise, b.mean/1e6, ms(c.latency), c.scale/1e6, ms(c.ceiling), c.next)
 	for _, is := range []struct {
 		so   bool
 		word string

@@ -51,7 +51,9 @@ type simulated struct {
 	over        bool
 }
 
-func simulate(seed uint64, cfg adaptive.Config, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
+func simulate(
+	seed uint64, cfg adaptive.Config, workers int, rate float64, service func(*rand.Rand) time.Duration,
+) *simulation {
 	return simulateFleet(seed, workers, &client{limit: adaptive.NewController(cfg), service: service, rate: rate})
 }
 

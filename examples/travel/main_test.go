@@ -32,7 +32,8 @@ func travel(t *testing.T, args ...string) (string, error) {
 func requireEnd(t *testing.T, out string) {
 	t.Helper()
 	require.Contains(t, out, "ada: error <nil>; not paid yet: 0.00\n")
-	require.Contains(t, out, "bob: error saga: trip \"bob\": compensated: step charge: card declined; not paid yet: 70.00\n")
+	require.Contains(t, out,
+		"bob: error saga: trip \"bob\": compensated: step charge: card declined; not paid yet: 70.00\n")
 }
 
 func TestTravel(t *testing.T) {

@@ -285,7 +285,9 @@ func (d *serverDatabase) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx
 func (d *serverDatabase) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // TraceBatchStart implements [pgx.BatchTracer].
-func (d *serverDatabase) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (d *serverDatabase) TraceBatchStart(
+	ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData,
+) context.Context {
 	d.sent.Add(int64(data.Batch.Len()))
 	return ctx
 }
@@ -313,8 +315,8 @@ func (d *serverDatabase) told(b *testing.B, e engine) (s spent) {
 		conn.release()
 	}
 	d.asked += len(idle)
-	err := d.admin.QueryRow(`SELECT xact_commit, pg_current_wal_lsn() - '0/0' FROM pg_stat_database WHERE datname = $1`, d.name).
-		Scan(&s.commits, &s.wal)
+	err := d.admin.QueryRow(`SELECT xact_commit, pg_current_wal_lsn() - '0/0' FROM pg_stat_database
+		WHERE datname = $1`, d.name).Scan(&s.commits, &s.wal)
 	succeeded(b, err)
 	s.commits -= float64(d.asked)
 	s.statements = float64(d.sent.Load()) - float64(d.asked)

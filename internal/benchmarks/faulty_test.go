@@ -121,7 +121,8 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 		{"plain", func(base http.RoundTripper) *http.Client { return &http.Client{Transport: base} }},
 		{"failsafe", func(base http.RoundTripper) *http.Client {
 			return &http.Client{Transport: failsafehttp.NewRoundTripper(base,
-				failsafehttp.NewRetryPolicyBuilder().Build(), circuitbreaker.NewWithDefaults[*http.Response](), timeout.New[*http.Response](10*time.Second))}
+				failsafehttp.NewRetryPolicyBuilder().Build(), circuitbreaker.NewWithDefaults[*http.Response](),
+				timeout.New[*http.Response](10*time.Second))}
 		}},
 		{"NewClient", func(base http.RoundTripper) *http.Client {
 			return resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base})

@@ -36,9 +36,10 @@ func checkers(inner []grpc.DialOption) []impl {
 			Middleware: retry.New(retry.Config{Attempts: 3}).Wrap,
 			Exempt:     func(string) bool { return false }, // the calls are health checks
 		}.DialOptions()...)},
-		{"failsafe", check(grpc.WithChainUnaryInterceptor(failsafegrpc.NewUnaryClientInterceptor[*healthpb.HealthCheckResponse](
-			failsafegrpc.NewRetryPolicyBuilder[*healthpb.HealthCheckResponse]().WithMaxRetries(2).Build(),
-		)))},
+		{"failsafe", check(grpc.WithChainUnaryInterceptor(
+			failsafegrpc.NewUnaryClientInterceptor[*healthpb.HealthCheckResponse](
+				failsafegrpc.NewRetryPolicyBuilder[*healthpb.HealthCheckResponse]().WithMaxRetries(2).Build(),
+			)))},
 		{"go-grpc-middleware", check(grpc.WithChainUnaryInterceptor(middleware.UnaryClientInterceptor(
 			middleware.WithMax(3), middleware.WithBackoff(middleware.BackoffLinear(100*time.Millisecond)),
 		)))},

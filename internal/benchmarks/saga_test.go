@@ -213,7 +213,8 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 	st := d.store(b)
 	ctx := context.Background()
 	// As large as what the runner writes.
-	steps := []byte(`{"steps":[{"n":"outward","s":"done","a":1},{"n":"hotel","s":"done","a":1},{"n":"return","s":"started"},{"n":"charge","s":"idle"},{"n":"tickets","s":"idle"}]}`)
+	steps := []byte(`{"steps":[{"n":"outward","s":"done","a":1},{"n":"hotel","s":"done","a":1},` +
+		`{"n":"return","s":"started"},{"n":"charge","s":"idle"},{"n":"tickets","s":"idle"}]}`)
 	eachSaga(b, sagasInFlight, func(id string) {
 		data := []byte(`{"ID":"` + id + `","Done":3,"Notes":""}`)
 		_, _, err := st.Start(ctx, store.StartRequest{
@@ -244,7 +245,8 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 func benchmarkTable(b *testing.B, d benchmarkDatabase) {
 	for _, statement := range []string{
 		`CREATE TABLE trip (id text PRIMARY KEY, status text NOT NULL, data text NOT NULL)`,
-		`CREATE TABLE trip_step (trip_id text NOT NULL, step text NOT NULL, status text NOT NULL, PRIMARY KEY (trip_id, step))`,
+		`CREATE TABLE trip_step (trip_id text NOT NULL, step text NOT NULL, status text NOT NULL,
+			PRIMARY KEY (trip_id, step))`,
 	} {
 		if _, err := d.db.Exec(statement); err != nil {
 			b.Fatal(err)

@@ -55,7 +55,8 @@ func (*mysqlError) SQLState() string { return "" }
 
 // TestNumbersNeedDriverPackages: the package of the type says whose a number is.
 func TestNumbersNeedDriverPackages(t *testing.T) {
-	const mysql, mattn, modern, glebarez = "github.com/go-sql-driver/mysql", "github.com/mattn/go-sqlite3", "modernc.org/sqlite", "github.com/glebarez/go-sqlite"
+	const mysql, mattn = "github.com/go-sql-driver/mysql", "github.com/mattn/go-sqlite3"
+	const modern, glebarez = "modernc.org/sqlite", "github.com/glebarez/go-sqlite"
 	for _, c := range []struct {
 		pkg    string
 		err    error

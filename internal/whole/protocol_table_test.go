@@ -780,8 +780,7 @@ func TestPoliciesReadEveryJoin(t *testing.T) {
 // sqlState returns the error of a statement, as a database with pgx or lib/pq has it.
 func sqlState(state string) func(*testing.T) error {
 	return func(t *testing.T) error {
-		return resiliencesql.Middleware(resiliencesql.Config{Code: func(error) string { return state }})(func(context.Context) error {
-			return errors.New("SQLSTATE " + state)
-		})(context.Background())
+		judge := resiliencesql.Middleware(resiliencesql.Config{Code: func(error) string { return state }})
+		return judge(func(context.Context) error { return errors.New("SQLSTATE " + state) })(context.Background())
 	}
 }

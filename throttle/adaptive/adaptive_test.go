@@ -269,7 +269,9 @@ func (s *server) call(context.Context) error {
 
 // load offers calls to the server for 6 minutes and returns what a second of the
 // last was like.
-func load(t *testing.T, s *server, perSecond int, do func(context.Context, func(context.Context) error) error) (sent, served float64) {
+func load(
+	t *testing.T, s *server, perSecond int, do func(context.Context, func(context.Context) error) error,
+) (sent, served float64) {
 	t.Helper()
 	const minutes = 6
 	for second := range minutes * 60 {

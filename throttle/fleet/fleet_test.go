@@ -102,18 +102,40 @@ func of(meters ...fleet.Meter) func(context.Context) []fleet.Meter {
 func TestMetersAreChecked(t *testing.T) {
 	day := throttle.Window{Per: throttle.Day}
 	for want, meters := range map[string][]fleet.Meter{
-		"Meters[0] is Meter{}: must be one that Rate, Quota or Slots returned":                                    {{}},
-		"Meters is 0: must be 1 to 16":                                                                            {},
-		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {fleet.Slots("a/x", 1), fleet.Slots("b/x", 1)},
-		`Meters[1].key is "a/x": must be another than those before it`:                                            {fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1)},
-		`Meters[1].key is "a/": must be another than those before it`:                                             {fleet.Slots("a", 1), fleet.Slots("a/", 1)},
-		`Meters[0].cost is -500: must be 0 or more`:                                                               {fleet.Rate("a", 1, -500)},
-		`Meters[0].cost is -1: must be 0 or more`:                                                                 {fleet.Quota("a", 1, day, -1).Estimated()},
-		`Meters[0].perSecond is 0: must be above 0 and at most 1e9, throttle.None or throttle.Unlimited`:          {fleet.Rate("a", 0, 1).Burst(1)},
-		`Meters[0].Burst is 5000000000: must be 1 to 4e9, throttle.None or throttle.Unlimited`:                    {fleet.Rate("a", 1, 1).Burst(5e9)},
-		`Meters[0].n is 0: must be 1 to 1e15, throttle.None or throttle.Unlimited`:                                {fleet.Quota("a", 0, day, 1)},
-		`Meters[0].Per is "": must be set where Every is not, and the other way round`:                            {fleet.Quota("a", 1, throttle.Window{}, 1)},
-		`Meters[0].n is 0: must be 1 to 1e6, throttle.None or throttle.Unlimited`:                                 {fleet.Slots("a", 0)},
+		"Meters[0] is Meter{}: must be one that Rate, Quota or Slots returned": {
+			{},
+		},
+		"Meters is 0: must be 1 to 16": {},
+		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {
+			fleet.Slots("a/x", 1), fleet.Slots("b/x", 1),
+		},
+		`Meters[1].key is "a/x": must be another than those before it`: {
+			fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1),
+		},
+		`Meters[1].key is "a/": must be another than those before it`: {
+			fleet.Slots("a", 1), fleet.Slots("a/", 1),
+		},
+		`Meters[0].cost is -500: must be 0 or more`: {
+			fleet.Rate("a", 1, -500),
+		},
+		`Meters[0].cost is -1: must be 0 or more`: {
+			fleet.Quota("a", 1, day, -1).Estimated(),
+		},
+		`Meters[0].perSecond is 0: must be above 0 and at most 1e9, throttle.None or throttle.Unlimited`: {
+			fleet.Rate("a", 0, 1).Burst(1),
+		},
+		`Meters[0].Burst is 5000000000: must be 1 to 4e9, throttle.None or throttle.Unlimited`: {
+			fleet.Rate("a", 1, 1).Burst(5e9),
+		},
+		`Meters[0].n is 0: must be 1 to 1e15, throttle.None or throttle.Unlimited`: {
+			fleet.Quota("a", 0, day, 1),
+		},
+		`Meters[0].Per is "": must be set where Every is not, and the other way round`: {
+			fleet.Quota("a", 1, throttle.Window{}, 1),
+		},
+		`Meters[0].n is 0: must be 1 to 1e6, throttle.None or throttle.Unlimited`: {
+			fleet.Slots("a", 0),
+		},
 	} {
 		l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(meters...)})
 		require.EqualError(t, l.Do(t.Context(), ok), "fleet.Config."+want)

@@ -60,7 +60,8 @@ func TestOneNodeOfAClusterIsDown(t *testing.T) {
 		states[addr] = circuit.State()
 	}
 	require.Equal(t, map[string]breaker.State{
-		cluster.Masters[0].Addr: breaker.Closed, cluster.Masters[1].Addr: breaker.Open, cluster.Masters[2].Addr: breaker.Closed,
+		cluster.Masters[0].Addr: breaker.Closed, cluster.Masters[1].Addr: breaker.Open,
+		cluster.Masters[2].Addr: breaker.Closed,
 	}, states)
 	cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for _, key := range keys {

@@ -212,7 +212,8 @@ func TestServiceOfTwoProcesses(t *testing.T) {
 	var wrong, sum int
 	require.Equal(t, 2*transfers, made())
 	require.NoError(t, db.QueryRow(`SELECT sum(cents), count(*) FILTER (WHERE cents <>
-		(SELECT coalesce(sum(t.cents), 0) FROM transfer t WHERE t.target = a.id) - (SELECT coalesce(sum(t.cents), 0) FROM transfer t WHERE t.source = a.id)) FROM account a`).Scan(&sum, &wrong))
+		(SELECT coalesce(sum(t.cents), 0) FROM transfer t WHERE t.target = a.id) -
+		(SELECT coalesce(sum(t.cents), 0) FROM transfer t WHERE t.source = a.id)) FROM account a`).Scan(&sum, &wrong))
 	require.Equal(t, []int{0, 0}, []int{sum, wrong}, "the money")
 }
 

@@ -78,12 +78,14 @@ func mariadb(t testing.TB) database {
 	name := "data_" + strings.ToLower(rand.Text()[:12])
 	execute(t, server, "CREATE DATABASE "+name)
 	t.Cleanup(func() { execute(t, server, "DROP DATABASE "+name); _ = server.Close() })
-	config.DBName, config.ReadTimeout, config.InterpolateParams, config.Logger = name, 5*time.Second, true, &mysql.NopLogger{}
+	config.DBName, config.ReadTimeout = name, 5*time.Second
+	config.InterpolateParams, config.Logger = true, &mysql.NopLogger{}
 	addr := config.Addr
 	config.Addr = "ADDR"
 	d := database{driver: "mysql", dsn: strings.Replace(strings.ReplaceAll(config.FormatDSN(), "%", "%%"), "ADDR",
 		"%s", 1), addr: addr}
-	execute(t, d.open(t, addr), "CREATE TABLE book (id varchar(100) PRIMARY KEY, n integer CHECK (n < 1000)) ENGINE = InnoDB")
+	execute(t, d.open(t, addr),
+		"CREATE TABLE book (id varchar(100) PRIMARY KEY, n integer CHECK (n < 1000)) ENGINE = InnoDB")
 	return d
 }
 

@@ -133,7 +133,9 @@ func (l *load) well(t *testing.T, since time.Time) time.Duration {
 
 // report logs what happened, and checks that what was admitted is at most what is allowed: the limit, and again a burst
 // for each of forgiven times that the state of a tenant was lost.
-func (l *load) report(t *testing.T, rdb redis.UniversalClient, well time.Duration, failed func(tenant string) bool, forgiven int) {
+func (l *load) report(
+	t *testing.T, rdb redis.UniversalClient, well time.Duration, failed func(tenant string) bool, forgiven int,
+) {
 	t.Helper()
 	elapsed := time.Since(l.began)
 	allowed := tenantBurst*(1+forgiven) + int(tenantRate*elapsed.Seconds()) + 1
@@ -146,10 +148,10 @@ func (l *load) report(t *testing.T, rdb redis.UniversalClient, well time.Duratio
 		leaked += rdb.ZCard(context.Background(), "load:{"+tenant+"}:s:running").Val()
 	}
 	s := l.limits.Stats()
-	t.Logf("admitted %d (at most %d of a tenant, allowed %d), slots leaked %d, slots lost %d, settlements lost %d and late %d, "+
-		"well after %v, outages %d, refusals of other tenants %d, without Redis %d, other errors %v",
-		sum, most, allowed, leaked, s.LostSlots, s.NeverSettled, s.LateSettled, well.Round(time.Millisecond), len(l.outages), others,
-		s.AdmittedLocal, l.other)
+	t.Logf("admitted %d (at most %d of a tenant, allowed %d), slots leaked %d, slots lost %d, settlements lost %d and "+
+		"late %d, well after %v, outages %d, refusals of other tenants %d, without Redis %d, other errors %v",
+		sum, most, allowed, leaked, s.LostSlots, s.NeverSettled, s.LateSettled, well.Round(time.Millisecond),
+		len(l.outages), others, s.AdmittedLocal, l.other)
 	t.Log(strings.Join(l.outages, "\n"))
 	require.LessOrEqual(t, most, allowed)
 	require.Zero(t, leaked)
@@ -234,7 +236,8 @@ func TestMovingSlotAffectsItsTenantOnly(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = c.Close() })
 	l, end := startLoad(t, fleet.Config{
-		Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c), Node: resilienceredis.Node(c), Timeout: time.Second,
+		Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c), Node: resilienceredis.Node(c),
+		Timeout: time.Second,
 	}, 24)
 	time.Sleep(time.Second)
 	key := "load:{tenant-0}:r:calls"

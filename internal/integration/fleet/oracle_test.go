@@ -142,8 +142,12 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 	for _, p := range all {
 		<-p.ended
 		require.True(t, p == killed || p.cmd.ProcessState.Success(), "%v", p.cmd.ProcessState)
-		s.Admitted, s.RoundTrips, s.Failed = s.Admitted+p.stats.Admitted, s.RoundTrips+p.stats.RoundTrips, s.Failed+p.stats.Failed
-		s.LateSettled, s.NeverSettled, s.LostSlots = s.LateSettled+p.stats.LateSettled, s.NeverSettled+p.stats.NeverSettled, s.LostSlots+p.stats.LostSlots
+		s.Admitted += p.stats.Admitted
+		s.RoundTrips += p.stats.RoundTrips
+		s.Failed += p.stats.Failed
+		s.LateSettled += p.stats.LateSettled
+		s.NeverSettled += p.stats.NeverSettled
+		s.LostSlots += p.stats.LostSlots
 	}
 	journal, err := direct.LRange(t.Context(), j.Name+":{t}:journal", 0, -1).Result()
 	require.NoError(t, err)

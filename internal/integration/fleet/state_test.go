@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -147,5 +146,6 @@ func TestFullRedisFreesSlots(t *testing.T) {
 	r.Settle(0)
 	t.Logf("well again %v after there was memory; settlements lost: %d, slots lost: %d",
 		time.Since(began).Round(time.Millisecond), tokens.Stats().NeverSettled, slots.Stats().LostSlots)
-	require.Zero(t, slots.Stats().LostSlots+slots.Stats().NeverSettled+tokens.Stats().NeverSettled+tokens.Stats().LateSettled, fmt.Sprint(slots.Stats()))
+	require.Zero(t, slots.Stats().LostSlots+slots.Stats().NeverSettled)
+	require.Zero(t, tokens.Stats().NeverSettled+tokens.Stats().LateSettled)
 }

@@ -332,7 +332,8 @@ clock[1] = clock[1] - back
   redis.call('RPUSH', journal, 'take ' .. id .. ' ' .. ARGV[7] .. ' ' .. string.format('%.0f', now + 1000000 * back))
 end
 local answer = fits and`,
-		"  return {late and 0", `  redis.call('RPUSH', journal, 'settle ' .. ARGV[2] .. ' ' .. (ARGV[8] or 0) .. ' ' .. (late and 1 or 0))
+		"  return {late and 0", `  local entry = 'settle ' .. ARGV[2] .. ' ' .. (ARGV[8] or 0) .. ' ' .. (late and 1 or 0)
+  redis.call('RPUSH', journal, entry)
   return {late and 0`,
 	}
 	switch j.Control {

@@ -491,7 +491,9 @@ const patience = 5 * time.Second // for the check of one part of a history
 
 // judge looks for a part of a history that the model forbids. possible reports whether
 // operations could be those of a history at all; nil: any could.
-func (r *run) judge(what string, model porcupine.Model, ops []porcupine.Operation, possible func([]porcupine.Operation) bool) *finding {
+func (r *run) judge(
+	what string, model porcupine.Model, ops []porcupine.Operation, possible func([]porcupine.Operation) bool,
+) *finding {
 	illegal := func(ops []porcupine.Operation) bool {
 		return (possible == nil || possible(ops)) &&
 			porcupine.CheckOperationsTimeout(model, ops, patience) == porcupine.Illegal

@@ -122,8 +122,8 @@ func TestIncidents(t *testing.T) {
 			}
 		}
 		if sure {
-			fmt.Fprintf(&test, "  - {eval_time: %dm, expr: 'count by (%s) (ALERTS{alertstate=\"firing\"})', exp_samples: [%s]}\n",
-				sample, strings.Join(by, ", "), strings.Join(firing, ", "))
+			fmt.Fprintf(&test, "  - {eval_time: %dm, expr: 'count by (%s) (ALERTS{alertstate=\"firing\"})', "+
+				"exp_samples: [%s]}\n", sample, strings.Join(by, ", "), strings.Join(firing, ", "))
 		}
 	}
 	dir := t.TempDir()

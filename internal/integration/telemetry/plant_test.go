@@ -55,7 +55,10 @@ type plant struct {
 }
 
 // newPlant starts a plant and returns its metrics. The plant asks eval for what Redis says.
-func newPlant(t *testing.T, pace time.Duration, eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)) (*plant, *prom.Registry) {
+func newPlant(
+	t *testing.T, pace time.Duration,
+	eval func(ctx context.Context, script string, keys []string, args ...any) (any, error),
+) (*plant, *prom.Registry) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &plant{t: t, ctx: ctx, reg: registry.New(), pace: pace, eval: eval}
 	collected := prom.NewRegistry()

@@ -58,7 +58,8 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 			rows = append(rows, p.Title)
 		}
 	}
-	links := regexp.MustCompile(`(?s)- alert: (\w+).*?runbook_url: \S+/docs/runbook\.md#(\S+)`).FindAllStringSubmatch(read(t, alerts+"/resilience.rules.yml"), -1)
+	link := regexp.MustCompile(`(?s)- alert: (\w+).*?runbook_url: \S+/docs/runbook\.md#(\S+)`)
+	links := link.FindAllStringSubmatch(read(t, alerts+"/resilience.rules.yml"), -1)
 	require.Len(t, links, 11)
 	for _, link := range links {
 		row := regexp.MustCompile("Alert `" + link[1] +

@@ -101,7 +101,8 @@ func TestEachReasonHasItsFault(t *testing.T) {
 		reasons, err := known(file)
 		require.NoError(t, err)
 		var p program
-		require.NoError(t, p.list("github.com/go-resilience/resilience/"+strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".txt"), "-", "/")))
+		pkg := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".txt"), "-", "/")
+		require.NoError(t, p.list("github.com/go-resilience/resilience/"+pkg))
 		for _, r := range p.rooms {
 			for _, name := range r.GoFiles {
 				src, err := os.ReadFile(filepath.Join(r.Dir, name))
