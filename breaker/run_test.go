@@ -191,21 +191,3 @@ func TestWindowHints(t *testing.T) {
 		}
 	}
 }
-
-func TestTooManyInWindow(t *testing.T) {
-	for _, test := range []struct {
-		cfg               Config
-		succeeded, failed int64
-		want              bool
-	}{
-		{Config{}, 0, 1000, false},
-		{Config{FailuresInWindow: 3}, 1000, 2, false},
-		{Config{FailuresInWindow: 3}, 1000, 3, true},
-		{Config{FailureRate: 0.5, MinCalls: 4}, 0, 3, false},
-		{Config{FailureRate: 0.5, MinCalls: 4}, 2, 2, true},
-		{Config{FailureRate: 0.5, MinCalls: 4}, 3, 2, false},
-		{Config{FailureRate: 0.5, MinCalls: 4, FailuresInWindow: 2}, 3, 2, true},
-	} {
-		require.Equal(t, test.want, test.cfg.tooManyInWindow(test.succeeded, test.failed), "%+v", test)
-	}
-}
