@@ -38,8 +38,8 @@ func TestStoreOnACluster(t *testing.T) {
 	})
 }
 
-// Slots move under load, a master hangs, and a master is killed. Of three processes, each reads what it has written, and
-// without memory what all have written.
+// Slots move under load, a master hangs, and a master is killed. Each of three processes reads what it has written,
+// and without memory what all have written.
 func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster,
 	connect func(testing.TB, ...string) redisstore.Config, skip bool) {
 	type promises [4]atomic.Int64 // by key: the version that a Get may not be older than

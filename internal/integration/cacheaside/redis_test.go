@@ -3,7 +3,6 @@ package cacheaside_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -102,44 +101,4 @@ func TestRoundTrips(t *testing.T) {
 			}), "fence and unfence")
 		})
 	}
-}
-
-// The keys of a bucket are sent in one script, so many keys take few round trips.
-func TestManyKeysTakeFewRoundTrips(t *testing.T) {
-	p := newProcess(t, services.Redis(t))
-	cfg := cacheaside.Config[int, int]{
-		Load: func(context.Context, int) (int, error) { return 0, errors.New("not one by one") },
-		LoadMany: func(_ context.Context, keys []int) (map[int]int, error) {
-			values := make(map[int]int)
-			for _, k := range keys {
-				values[k] = k
-			}
-			return values, nil
-		},
-		Store: p.store(newPrefix(t)),
-	}
-	c := cacheaside.New(cfg)
-	keys := make([]int, 1000)
-	for i := range keys {
-		keys[i] = i
-	}
-	count := func(want int, f func()) {
-		t.Helper()
-		before := p.evals.Load()
-		f()
-		require.LessOrEqual(t, p.evals.Load()-before, int64(want))
-	}
-	get := func() {
-		got, err := c.GetMany(t.Context(), keys)
-		require.NoError(t, err)
-		require.Len(t, got, 1000)
-	}
-	count(64+500, get) // to fill takes about two for each bucket
-	require.EqualValues(t, 1000, c.Stats().Loaded)
-	require.NoError(t, c.Close())
-	c = cacheaside.New(cfg) // memory is empty
-	defer c.Close()
-	count(64, get)
-	count(64, func() { require.NoError(t, c.Invalidate(t.Context(), keys...)) })
-	require.Zero(t, c.Stats().Loaded)
 }
