@@ -217,67 +217,56 @@ func TestTTLCountsFromTheRequest(t *testing.T) {
 	})
 }
 
-func TestFailedRenewalIsRepeated(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory()}
-		var n int
-		store.set(&store.renew, func(ctx context.Context, do func() error) error {
-			switch n++; n % 3 {
-			case 1: // on a connection that is half open
+func TestTermSurvivesFaultsOfStore(t *testing.T) {
+	for name, test := range map[string]struct {
+		margin time.Duration
+		renew  func(ctx context.Context, n int, do func() error) error
+	}{
+		"failures and a connection that is half open": {0, func(ctx context.Context, n int, do func() error) error {
+			switch n % 3 {
+			case 1:
 				return hanging(ctx, do)
 			case 2:
 				return errDown
 			}
 			return do()
-		})
-
-		c := quiet(store, billing)
-		term, err := c.Campaign(t.Context())
-		require.NoError(t, err)
-		time.Sleep(time.Hour)
-		require.NoError(t, term.Err())
-		require.NoError(t, term.Resign(t.Context()))
-		stats := c.Stats()
-		require.NotZero(t, stats.Renewed)
-		require.InDelta(t, 2*stats.Renewed, stats.StoreErrors, 2)
-	})
-}
-
-// A store that takes longer than the first try allows gets more time at the next.
-func TestRenewalOfSlowStoreGetsMoreTime(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
+		}},
+		// A store that takes longer than the first try allows gets more time at the next.
+		"slow": {0, func(ctx context.Context, _ int, do func() error) error {
 			select {
 			case <-time.After(ttl / 5):
 				return do()
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-		}}
-		term := campaign(t, store, billing)
-		time.Sleep(time.Hour)
-		require.NoError(t, term.Err())
-		require.NoError(t, term.Resign(t.Context()))
-	})
-}
-
-// The first try of each renewal gets little time, so that there is time for another before the term is over.
-func TestHangingConnectionCostsNoTerm(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		var n int
-		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
-			if n++; n%2 == 1 {
+		}},
+		// The first try of each renewal gets little time, so that there is time for another before the term is over.
+		"each other try hangs": {ttl / 2, func(ctx context.Context, n int, do func() error) error {
+			if n%2 == 1 {
 				return hanging(ctx, do)
 			}
 			return do()
-		}}
-		cfg := billing
-		cfg.Margin = ttl / 2
-		term := campaign(t, store, cfg)
-		time.Sleep(time.Hour)
-		require.NoError(t, term.Err())
-		require.NoError(t, term.Resign(t.Context()))
-	})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			exactly(t, func(t *testing.T) {
+				n, cfg := 0, billing
+				cfg.Margin = test.margin
+				c := quiet(&faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
+					n++
+					return test.renew(ctx, n, do)
+				}}, cfg)
+				term, err := c.Campaign(t.Context())
+				require.NoError(t, err)
+				time.Sleep(time.Hour)
+				require.NoError(t, term.Err())
+				require.NoError(t, term.Resign(t.Context()))
+				stats := c.Stats()
+				require.NotZero(t, stats.Renewed)
+				require.InDelta(t, int64(n)-stats.Renewed, stats.StoreErrors, 2)
+			})
+		})
+	}
 }
 
 func TestTermEndedByStoreIsLostAtRenewal(t *testing.T) {
@@ -746,46 +735,42 @@ func panics(store lease.Store, kind lease.EventKind) *lease.Candidate {
 	return c
 }
 
-// A panic of an observer on a goroutine of the package costs no term, and is printed with its stack.
-func TestObserverPanicCostsNoTerm(t *testing.T) {
-	var printed strings.Builder
-	log.SetOutput(&printed)
-	defer log.SetOutput(os.Stderr)
-	exactly(t, func(t *testing.T) {
-		renewals := 0
-		store := &faulty{Store: lease.NewMemory(), renew: func(_ context.Context, do func() error) error {
-			if renewals++; renewals%2 == 1 {
-				return errDown
-			}
-			return do()
-		}}
-		term, err := panics(store, lease.EventStoreFailed).Campaign(t.Context())
-		require.NoError(t, err)
-		time.Sleep(ttl)
-		require.NoError(t, term.Err())
-		require.NoError(t, term.Resign(t.Context()))
-	})
-	require.Contains(t, printed.String(), "lease: observer panicked: store_failed")
-	require.Contains(t, printed.String(), "lease_test.go")
-}
-
-// A panic of an observer when the timer ends a term does not end the program.
-func TestObserverPanicAtEndOfTerm(t *testing.T) {
-	var printed strings.Builder
-	log.SetOutput(&printed)
-	defer log.SetOutput(os.Stderr)
-	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory(), renew: func(context.Context, func() error) error {
-			time.Sleep(ttl) // it ignores its ctx
-			return errDown
-		}}
-		term, err := panics(store, lease.EventLost).Campaign(t.Context())
-		require.NoError(t, err)
-		<-term.Context().Done()
-		require.ErrorContains(t, term.Err(), "not renewed in time")
-		time.Sleep(ttl)
-	})
-	require.Contains(t, printed.String(), "lease: observer panicked: lost")
+// A panic of an observer on a goroutine of the package is printed with its stack. It costs no term, and does not end
+// the program when the timer ends a term.
+func TestObserverPanicIsPrinted(t *testing.T) {
+	for kind, test := range map[lease.EventKind]struct {
+		takes time.Duration // of each renewal that fails; it ignores its ctx
+		lost  bool
+	}{
+		lease.EventStoreFailed: {0, false}, lease.EventLost: {ttl, true},
+	} {
+		t.Run(string(kind), func(t *testing.T) {
+			var printed strings.Builder
+			log.SetOutput(&printed)
+			defer log.SetOutput(os.Stderr)
+			exactly(t, func(t *testing.T) {
+				renewals := 0
+				store := &faulty{Store: lease.NewMemory(), renew: func(_ context.Context, do func() error) error {
+					if renewals++; renewals%2 == 1 {
+						time.Sleep(test.takes)
+						return errDown
+					}
+					return do()
+				}}
+				term, err := panics(store, kind).Campaign(t.Context())
+				require.NoError(t, err)
+				time.Sleep(2 * ttl)
+				if test.lost {
+					require.ErrorContains(t, term.Err(), "not renewed in time")
+					return
+				}
+				require.NoError(t, term.Err())
+				require.NoError(t, term.Resign(t.Context()))
+			})
+			require.Contains(t, printed.String(), "lease: observer panicked: "+string(kind))
+			require.Contains(t, printed.String(), "lease_test.go")
+		})
+	}
 }
 
 // A panic of an observer on the caller's goroutine reaches the caller, and no term remains.
