@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/cookiejar"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -497,20 +496,6 @@ func TestClientHeedsRetryAfterForTheRequestAlone(t *testing.T) {
 	})
 }
 
-func TestClientHoldsABrokenBodyAgainstTheHost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		c := newClient(w, resiliencehttp.ClientConfig{})
-		w.suffer("a", faults.Plan{Kind: faults.Reset, Bytes: 2})
-		body, err := c.get(t.Context(), "a")
-		require.ErrorIs(t, err, syscall.ECONNRESET)
-		require.Equal(t, "an", body)
-		require.Equal(t, 1, w.sent("a"), "the caller has a part of it")
-		require.Equal(t, int64(1), c.totals().Failed)
-		require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
-	})
-}
-
 func TestClientLimitsTheTimeOfABody(t *testing.T) {
 	for name, c := range map[string]struct {
 		cfg   resiliencehttp.ClientConfig
@@ -733,24 +718,6 @@ func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
 	})
 }
 
-func TestClientBoundsWhatIsInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.suffer("a", faults.Plan{Kind: faults.Latency, Delay: 100 * time.Millisecond})
-		c := newClient(w, resiliencehttp.ClientConfig{})
-		var wg sync.WaitGroup
-		for range 500 {
-			wg.Go(func() {
-				_, err := c.get(t.Context(), "a")
-				require.NoError(t, err, "a burst of this length is served")
-			})
-		}
-		synctest.Wait()
-		require.EqualValues(t, 100, metric(c.slots, "bulkhead.in_flight"))
-		wg.Wait()
-	})
-}
-
 func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -827,56 +794,6 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "an answer", body)
 	})
-}
-
-func TestClientFollowsRedirectsToOtherHosts(t *testing.T) {
-	var cookies []string
-	to := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, c := range r.Cookies() {
-			cookies = append(cookies, c.String())
-		}
-		_, _ = io.WriteString(w, "moved here")
-	}))
-	defer to.Close()
-	from := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.SetCookie(w, &http.Cookie{Name: "session", Value: "1"})
-		http.Redirect(w, r, to.URL, http.StatusFound)
-	}))
-	defer from.Close()
-
-	c := newClient(nil, resiliencehttp.ClientConfig{})
-	jar, err := cookiejar.New(nil)
-	require.NoError(t, err)
-	c.Jar = jar
-	for range 2 {
-		resp, err := c.Get(from.URL)
-		require.NoError(t, err)
-		require.Equal(t, "moved here", text(t, resp))
-	}
-	require.Equal(t, []string{"session=1", "session=1"}, cookies)
-	hosts := map[string]int64{}
-	for host, b := range c.circuits.All() {
-		hosts["http://"+host] = b.Stats().Succeeded
-	}
-	require.Equal(t, map[string]int64{from.URL: 2, to.URL: 2}, hosts, "each host has a circuit")
-	require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
-}
-
-func TestClientSpeaksHTTP2(t *testing.T) {
-	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{{Kind: faults.Status, Count: 1}}})
-	server := httptest.NewUnstartedServer(faults.Handler(script,
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, r.Proto)
-		})))
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	defer server.Close()
-	c := newClient(server.Client().Transport, resiliencehttp.ClientConfig{})
-	resp, err := c.Get(server.URL)
-	require.NoError(t, err)
-	require.Equal(t, "HTTP/2.0", text(t, resp))
-	require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
-	require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
 }
 
 func TestClientPassesOnWhatATransportHas(t *testing.T) {
@@ -1099,37 +1016,6 @@ func TestContextOfARequestEndsAsOthersDo(t *testing.T) {
 		}
 		_, err = newClient(base, resiliencehttp.ClientConfig{}).send(t.Context(), "POST", "a")
 		require.EqualError(t, err, `Post "http://a/": resilience: payments: timed out after 10s`)
-	})
-}
-
-// The time in which policies wait does not count.
-func TestLastFailedResponseHasWhatIsLeftOfAnAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		off := resiliencehttp.Disabled
-		waits := func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error {
-				err := next(ctx)
-				time.Sleep(30 * time.Second)
-				return err
-			}
-		}
-		c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
-			time.Sleep(2 * time.Second)
-			resp := response(503, nil)
-			resp.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
-				<-r.Context().Done()
-				return 0, r.Context().Err()
-			}))
-			return resp, nil
-		}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, AttemptTimeout: 10 * time.Second, Retry: off,
-			Breaker: off, Bulkhead: off, Throttle: waits})
-		resp, err := c.Get("http://a/")
-		require.NoError(t, err)
-		start := time.Now()
-		_, err = io.ReadAll(resp.Body)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 7*time.Second, time.Since(start), "2 s for the answer, and one for reading ahead")
-		require.NoError(t, resp.Body.Close())
 	})
 }
 

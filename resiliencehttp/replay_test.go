@@ -59,18 +59,6 @@ func TestWhatMayBeRepeatedIs(t *testing.T) {
 	}
 }
 
-func TestReplayableDecides(t *testing.T) {
-	server := serve(t, false, statuses("", 500))
-	client := &http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(3).Wrap,
-		Replayable: func(r *http.Request) bool { return r.Method == "POST" }}}
-	resp, err := client.Get(server.URL)
-	answer(t, resp, err)
-	require.EqualValues(t, 1, server.requests.Load())
-	resp, err = client.Post(server.URL, "", strings.NewReader("x"))
-	answer(t, resp, err)
-	require.EqualValues(t, 4, server.requests.Load())
-}
-
 func TestBodiesThatCanBeSentAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		body     io.Reader
@@ -501,21 +489,6 @@ func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
 			require.False(t, behavior.Read(err).Retryable)
 		})
 	}
-}
-
-func TestRefusalOfBaseAfterTheBodyWasReadIsFinal(t *testing.T) {
-	calls := 0
-	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap,
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			calls++
-			_, _ = io.ReadAll(r.Body) // and sent it, for all we know
-			return nil, refusal{}
-		})}
-	req, _ := http.NewRequest("POST", "http://example.com", strings.NewReader("x"))
-	require.NotNil(t, req.GetBody)
-	_, err := transport.RoundTrip(req)
-	require.Equal(t, refusal{}, err)
-	require.Equal(t, 1, calls)
 }
 
 func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {

@@ -135,33 +135,6 @@ func TestCloseDuringTheFirstRead(t *testing.T) {
 	require.ErrorIs(t, err, io.ErrClosedPipe)
 }
 
-func TestAttemptEndsWithItsCtxIfTheBodyIsNotClosed(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, halves(nil))
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		var outer watch
-		ctx, cancel := context.WithCancelCause(t.Context())
-		req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
-		resp, err := server.client(outer.Wrap, retries(3).Wrap, slots.Wrap, derives).Do(req)
-		require.NoError(t, err)
-		reading := make(chan struct{})
-		go func() { // a Read that the server leaves waiting
-			_, _ = io.ReadFull(resp.Body, make([]byte, 3))
-			close(reading)
-			_, _ = io.ReadAll(resp.Body)
-		}()
-		<-reading
-		cancel(errors.New("gave up"))
-		requireFree(t, slots)
-		requireNoCall(t)
-		require.Len(t, outer.broken(), 1)
-		require.ErrorIs(t, outer.broken()[0], context.Canceled, "the caller gave up, and the server did nothing")
-		_, err = io.ReadAll(resp.Body)
-		require.Error(t, err)
-		require.NoError(t, resp.Body.Close())
-	})
-}
-
 // patiently calls get with ever longer limits until the limit passes after the
 // response has come, however slow the machine is.
 func patiently(t *testing.T, get func(limit time.Duration) (*http.Response, error)) (*http.Response, time.Duration) {
@@ -381,22 +354,6 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestTimeoutEndsTheAttemptIfTheBodyIsNotClosed(t *testing.T) {
-	server := serve(t, false, halves(nil))
-	var seen *watch
-	var slots *bulkhead.Bulkhead
-	resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
-		seen, slots = new(watch), bulkhead.New(bulkhead.Config{Limit: 1})
-		return server.client(seen.Wrap, slots.Wrap, resilience.Timeout(limit)).Get(server.URL)
-	})
-	requireFree(t, slots)
-	_, err := io.ReadAll(resp.Body)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, resp.Body.Close())
-	requireNoCall(t)
-	require.Empty(t, seen.broken(), "a reader that is slow says nothing about the server")
 }
 
 // derives is a policy of other origin: most cancel the ctx that they derive when they

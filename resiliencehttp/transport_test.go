@@ -231,15 +231,6 @@ func TestReturnsLastFailedResponseOpen(t *testing.T) {
 	}
 }
 
-func TestLastFailedResponseMayBeClosedUnread(t *testing.T) {
-	server := serve(t, false, statuses(strings.Repeat("x", 1<<20), 503))
-	for range 3 {
-		resp, err := server.client(retries(2).Wrap, resilience.Timeout(time.Minute)).Get(server.URL)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
-	}
-}
-
 func TestFailedResponseThatBreaksOffIsStillTheResponse(t *testing.T) {
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100")
@@ -557,22 +548,6 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	require.Equal(t, "b", status.Header.Get("A"))
 }
 
-func TestResponseThatTheCallerDoesNotGetIsClosed(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	closed := 0
-	r := retry.New(retry.Config{})
-	r.Observe(func(context.Context, retry.Event) { cancel() })
-	transport := &resiliencehttp.Transport{Middleware: r.Wrap,
-		Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			resp := response(503, nil)
-			resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
-			return resp, nil
-		})}
-	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
-	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, 1, closed)
-}
-
 func TestJudgeDecides(t *testing.T) {
 	server := serve(t, false, statuses("", 418, 418, 503))
 	teapot := errors.New("a teapot")
@@ -752,29 +727,6 @@ func TestPlainWithoutMiddleware(t *testing.T) {
 	})}).RoundTrip(req)
 	require.NoError(t, err)
 	require.Same(t, want, got)
-}
-
-func TestDefaultBaseIsTheDefaultTransport(t *testing.T) {
-	server := httptest.NewServer(statuses("", 200))
-	defer server.Close()
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: retries(1).Wrap}}
-	resp, err := client.Get(server.URL)
-	require.Equal(t, "OK", answer(t, resp, err))
-	client.CloseIdleConnections()
-}
-
-type idleCloser struct {
-	roundTripper
-	closed int
-}
-
-func (c *idleCloser) CloseIdleConnections() { c.closed++ }
-
-func TestForwardsCloseIdleConnections(t *testing.T) {
-	base := &idleCloser{}
-	(&http.Client{Transport: &resiliencehttp.Transport{Base: base}}).CloseIdleConnections()
-	require.Equal(t, 1, base.closed)
-	(&resiliencehttp.Transport{Base: roundTripper(nil)}).CloseIdleConnections()
 }
 
 func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
