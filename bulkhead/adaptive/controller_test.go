@@ -87,33 +87,6 @@ func TestWorkCutOffBeforeBaseIsKnown(t *testing.T) {
 	}
 }
 
-// Calls that run out of time in a probe ended early, and say nothing about an idle
-// server.
-func TestProbeIgnoresTimedOutCalls(t *testing.T) {
-	d := drive(adaptive.Config{})
-	d.untilProbe(service)
-	require.InEpsilon(t, service, d.Base(), 0.001)
-	d.throughProbe(service/4, context.DeadlineExceeded)
-	require.InEpsilon(t, service, d.Base(), 0.001)
-}
-
-// Calls that have begun before a probe have waited at the server.
-func TestProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
-	d := drive(adaptive.Config{})
-	var before []adaptive.Call
-	for !d.Probing() {
-		d.end(before, nil)
-		before = d.begin(d.Limit())
-		d.now += service
-	}
-	for i := range before { // they end one by one, while the probe goes on
-		d.round(5, service, nil)
-		d.now += 5 * service
-		d.end(before[i:i+1], nil)
-	}
-	require.InEpsilon(t, service, d.Base(), 0.05)
-}
-
 // Calls of a probe that hang count as long as they have run so far.
 func TestProbeLearnsFromRunningCalls(t *testing.T) {
 	d := drive(adaptive.Config{})
@@ -127,91 +100,6 @@ func TestProbeLearnsFromRunningCalls(t *testing.T) {
 	d.now += 10 * service
 	d.round(1, service, nil)
 	require.InEpsilon(t, service*3/2, d.Base(), 0.01)
-}
-
-// The same outside of probes: the limit shrinks before a server that hangs answers.
-func TestHangingCallsShrinkLimit(t *testing.T) {
-	d := drive(adaptive.Config{Initial: 100, Max: 100})
-	for range 100 {
-		d.round(100, service, nil)
-	}
-	require.Equal(t, 100, d.Limit())
-	for range 20 {
-		d.begin(100)
-		d.now += 5 * service
-	}
-	require.Less(t, d.Limit(), 100)
-}
-
-// A cohort that finds the limit just raised may not reach it yet although calls wait
-// at the server: that is not how an idle server answers.
-func TestLimitThatHasJustGrownIsNotLearned(t *testing.T) {
-	d := drive(adaptive.Config{})
-	for d.Limit() == 20 {
-		d.round(20, service, nil)
-	}
-	grown := d.Limit()
-	for range 30 {
-		if d.Limit() != grown {
-			break
-		}
-		d.round(grown*7/10-1, 3*service, nil)
-	}
-	require.Less(t, d.Limit(), grown)
-	require.InEpsilon(t, service, d.Base(), 0.001)
-}
-
-// The first calls after a start find no connection and no cache.
-func TestFirstCohortIsNoBase(t *testing.T) {
-	d := drive(adaptive.Config{})
-	d.round(20, 10*service, nil)
-	d.round(20, 10*service, nil)
-	for range 50 {
-		d.round(20, service, nil)
-		require.LessOrEqual(t, d.Base(), service*11/10)
-	}
-	require.InEpsilon(t, service, d.Base(), 0.1)
-}
-
-// Where most calls fail or run out of time, the few that are answered are no sample to
-// learn from.
-func TestFewSamplesAreNotLearned(t *testing.T) {
-	broken := errors.New("broken")
-	most := func(d *driver, n int, latency time.Duration, err error) {
-		few, rest := d.begin(1), d.begin(n-1)
-		d.now += latency
-		d.end(rest, err)
-		d.now += 3 * latency
-		d.end(few, nil)
-	}
-	t.Run("in use", func(t *testing.T) {
-		d := drive(adaptive.Config{Initial: 100, Max: 100})
-		for range 30 {
-			d.round(100, service, nil)
-		}
-		for range 200 {
-			most(d, 100, service, broken)
-			require.True(t, d.Probing() || d.Limit() == 100)
-		}
-	})
-	for how, begin := range map[string]func(*driver){
-		"little in use": func(d *driver) { d.round(20, service, nil) },
-		"in a probe":    func(d *driver) { d.untilProbe(service) },
-	} {
-		t.Run(how, func(t *testing.T) {
-			d := drive(adaptive.Config{Initial: 100, Max: 100})
-			for range 30 {
-				d.round(100, service, nil)
-			}
-			begin(d)
-			probe := d.Probing()
-			for i := 0; i < 200 && d.Probing() == probe; i++ {
-				most(d, 20, service, context.DeadlineExceeded)
-			}
-			d.round(1, service, nil)
-			require.InEpsilon(t, service, d.Base(), 0.2)
-		})
-	}
 }
 
 func TestProbeDistinguishesQueueFromSlowerWork(t *testing.T) {
