@@ -282,27 +282,6 @@ func TestSentinelFollowsThePrimary(t *testing.T) {
 	}
 }
 
-// TestPausesOfAServer stops a Redis for 80 to 1000 ms. No call is refused much longer than that.
-func TestPausesOfAServer(t *testing.T) {
-	server := services.NewRedis(t)
-	c := client(t, server.Addr)
-	for _, pause := range []time.Duration{80, 150, 300, 500, 800, 1000} {
-		pause *= time.Millisecond
-		t.Run(pause.String(), func(t *testing.T) {
-			l, end := startLoad(t, fleet.Config{Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c)}, 8)
-			time.Sleep(500 * time.Millisecond)
-			server.Pause()
-			began := time.Now()
-			time.Sleep(pause)
-			server.Resume()
-			well := l.well(t, began)
-			end()
-			l.report(t, c, well, func(string) bool { return true }, 0)
-			require.Less(t, well, pause+5*time.Second)
-		})
-	}
-}
-
 // TestServerWithoutEvalSha has an access rule that permits EVAL only, and one that permits neither.
 func TestServerWithoutEvalSha(t *testing.T) {
 	server := services.NewRedis(t)
