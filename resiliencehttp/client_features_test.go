@@ -109,7 +109,7 @@ func TestMoreStatusesAreFailures(t *testing.T) {
 	require.EqualError(t, err, "resiliencehttp: status 530 (GET a:1)", "neither the path nor the query is told")
 }
 
-func TestRetryAfterDateIsReadAgainstTheResponsesDate(t *testing.T) {
+func TestRetryAfterDateCountsFromTheDateField(t *testing.T) {
 	resp := reply(request(t, "GET", "http://a/"), 503, "",
 		"Date", "Mon, 02 Jan 2006 15:04:05 GMT", "Retry-After", "Mon, 02 Jan 2006 15:04:25 GMT")
 	require.Equal(t, 20*time.Second, resilience.RetryAfter(resiliencehttp.DefaultJudge(resp, nil)))
@@ -385,9 +385,9 @@ func (c *closable) Close() error {
 	return nil
 }
 
-// TestHedgedRequestThatRunsOutOfTimeIsNotCanceled: a deadline reaches what is derived from the caller's ctx in any
+// TestHedgedRequestPastItsDeadlineIsNotCanceled: a deadline reaches what is derived from the caller's ctx in any
 // order, and a host that hangs would open no circuit.
-func TestHedgedRequestThatRunsOutOfTimeIsNotCanceled(t *testing.T) {
+func TestHedgedRequestPastItsDeadlineIsNotCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var end error
 		transport := &resiliencehttp.Transport{

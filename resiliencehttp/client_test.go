@@ -273,7 +273,7 @@ func TestTransportHasPoliciesByHost(t *testing.T) {
 }
 
 // The Timeout has a timer only once somebody waits for it.
-func TestClientsTimeoutIsSeenThoughNobodyWaitsForIt(t *testing.T) {
+func TestPoliciesSeeTheClientsTimeoutWithoutATimer(t *testing.T) {
 	for name, asleep := range map[string]time.Duration{"Base": 0, "Middleware": 2 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -358,7 +358,7 @@ func TestClientEndsARequestThatHangs(t *testing.T) {
 	}
 }
 
-func TestClientLeavesARequestAloneWhoseCallerLeaves(t *testing.T) {
+func TestClientIgnoresACanceledRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		c := newClient(w, resiliencehttp.ClientConfig{})
@@ -660,7 +660,7 @@ func TestClientHasABudgetForEachHost(t *testing.T) {
 	})
 }
 
-func TestClientTakesAnImpatientCallersWordForAHostThatHangs(t *testing.T) {
+func TestImpatientCallersOpenBreakerOfHangingHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		c := newClient(w, resiliencehttp.ClientConfig{})
@@ -688,7 +688,7 @@ func TestClientTakesAnImpatientCallersWordForAHostThatHangs(t *testing.T) {
 	})
 }
 
-func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
+func TestUnclosedBodiesHoldSlotsForALimitedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		c := newClient(w, resiliencehttp.ClientConfig{})

@@ -174,7 +174,7 @@ type overLimit struct{ error }
 func (overLimit) Refused() bool        { return true }
 func (overLimit) Is(target error) bool { return target == throttle.ErrLimited }
 
-func TestRefuseLeavesAClientAloneThatHasGoneWithoutAnError(t *testing.T) {
+func TestRefuseWritesNothingToAClientThatHasGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
@@ -215,7 +215,7 @@ func TestUploadsLeaveNoFiles(t *testing.T) {
 	require.GreaterOrEqual(t, kept, 2)
 }
 
-func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
+func TestOuterMiddlewareSeesChangesOfMuxAndHandler(t *testing.T) {
 	mw := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
 	r := httptest.NewRequest("GET", "/users/7/files/a/b", nil)
 	form := new(multipart.Form)

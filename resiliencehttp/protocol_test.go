@@ -375,8 +375,8 @@ func TestErrorsThatAreNotRetryable(t *testing.T) {
 	}
 }
 
-// TestRequestThatCannotBeSentIsNotTheServersFault: net/http finds it before it asks for a connection.
-func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
+// TestUnsendableRequestIsNotTheServersFault: net/http finds it before it asks for a connection.
+func TestUnsendableRequestIsNotTheServersFault(t *testing.T) {
 	server := serve(t, false, func(http.ResponseWriter, *http.Request) {})
 	field := func(name, value string) func(*http.Request) {
 		return func(r *http.Request) { r.Header[name] = []string{"fine", value} }
@@ -421,9 +421,9 @@ func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
 	}
 }
 
-// TestFieldsThatNetHTTPDoesNotSendAreNotTheServersFault: one that wraps a Base of net/http, to trace it, passes its
+// TestInvalidFieldsAreNotTheServersFault: one that wraps a Base of net/http, to trace it, passes its
 // error on.
-func TestFieldsThatNetHTTPDoesNotSendAreNotTheServersFault(t *testing.T) {
+func TestInvalidFieldsAreNotTheServersFault(t *testing.T) {
 	var seen watch
 	transport := &resiliencehttp.Transport{
 		Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap), Base: roundTripper((&http.Transport{}).RoundTrip),
@@ -453,7 +453,7 @@ func TestConnectionOfAnotherRequestIsNotAFault(t *testing.T) {
 	require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed}, seen.kinds)
 }
 
-func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
+func TestErrorsOfConnectionsThatAreRetried(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		method string
@@ -483,7 +483,7 @@ func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
 	}
 }
 
-func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
+func TestUnknownSchemeIsNotTheServersFault(t *testing.T) {
 	var seen watch
 	client := &http.Client{Transport: &resiliencehttp.Transport{Base: &http.Transport{},
 		Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}
@@ -519,9 +519,9 @@ func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
 	})
 }
 
-// TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault: a proxy passes on what its clients
+// TestFieldsInvalidInHTTP2AreNotTheServersFault: a proxy passes on what its clients
 // ask to upgrade to, and any of them could open the circuit of a server for all.
-func TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault(t *testing.T) {
+func TestFieldsInvalidInHTTP2AreNotTheServersFault(t *testing.T) {
 	server := serve(t, true, func(http.ResponseWriter, *http.Request) {})
 	var seen watch
 	client := server.client(retries(3).Wrap, seen.Wrap)
@@ -638,7 +638,7 @@ func TestTimeoutOfTheClientIsTheCallersDeadline(t *testing.T) {
 }
 
 // net/http sets the field Cancel for the same instant as the deadline.
-func TestTimeoutOfTheClientReachesBaseAsADeadlineAlone(t *testing.T) {
+func TestClientTimeoutReachesBaseAsADeadline(t *testing.T) {
 	transport := &resiliencehttp.Transport{Middleware: derives,
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			_, ok := r.Context().Deadline()

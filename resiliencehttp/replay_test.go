@@ -35,7 +35,7 @@ type trackedBody struct {
 
 func (b *trackedBody) Close() error { b.closed.Add(1); return nil }
 
-func TestWhatMayBeRepeatedIs(t *testing.T) {
+func TestRepeatableRequestsAreRepeated(t *testing.T) {
 	for _, c := range []struct {
 		method   string
 		header   string
@@ -426,8 +426,8 @@ func recovers(next resilience.Func) resilience.Func {
 	}
 }
 
-// TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain: nobody knows how far the attempt got.
-func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
+// TestUnsafeRequestIsNotRepeatedAfterAPanic: nobody knows how far the attempt got.
+func TestUnsafeRequestIsNotRepeatedAfterAPanic(t *testing.T) {
 	for name, c := range map[string]struct {
 		method string
 		body   io.Reader
@@ -515,7 +515,7 @@ func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
 	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
 }
 
-func TestBodyThatBreaksBecauseTheCallerLeavesIsTheCallersEnd(t *testing.T) {
+func TestBodyBrokenByACancelIsTheCallersEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
 	var seen watch
@@ -570,7 +570,7 @@ func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
 	}
 }
 
-func TestServerThatBreaksOffWhileTheBodyIsSentHasFailed(t *testing.T) {
+func TestBreakOffDuringTheUploadIsAServerFailure(t *testing.T) {
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadFull(r.Body, make([]byte, 10))
 		panic(http.ErrAbortHandler)

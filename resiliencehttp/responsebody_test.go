@@ -437,7 +437,7 @@ func TestSuccessThatAPolicyMakesAnErrorHoldsNoSlot(t *testing.T) {
 	require.EqualValues(t, 1, server.requests.Load())
 }
 
-func TestBreakerWithinAPolicyThatCancelsSeesTheBodyBreakOff(t *testing.T) {
+func TestInnerBreakerSeesTheBodyBreakOff(t *testing.T) {
 	server := serve(t, false, breaksOff(false))
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	resp, err := server.client(derives, circuit.Wrap).Get(server.URL)
@@ -448,7 +448,7 @@ func TestBreakerWithinAPolicyThatCancelsSeesTheBodyBreakOff(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 }
 
-func TestBreakerWithinAPolicyThatCancelsIgnoresTheCallersEnd(t *testing.T) {
+func TestInnerBreakerIgnoresTheCallersEnd(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))
 		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
@@ -474,7 +474,7 @@ func TestEmptyResponseHoldsNoSlot(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 }
 
-func TestResponseThatIsNotOverThoughItsLengthIsZero(t *testing.T) {
+func TestResponseOfLengthZeroMayHaveATrailer(t *testing.T) {
 	end := make(chan struct{})
 	server := serve(t, true, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "0")
@@ -678,7 +678,7 @@ func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
 	}
 }
 
-func TestEndOfTheCallersCtxCutsTheBodyWhateverPoliciesDid(t *testing.T) {
+func TestCallersCtxCutsTheBodyUnderAnyPolicy(t *testing.T) {
 	for name, mw := range map[string]resilience.Middleware{
 		"Nothing": resilience.Chain(), "Canceled": derives, "Timeout": resilience.Timeout(time.Minute),
 	} {
@@ -738,7 +738,7 @@ func TestLongFailedResponseOutlivesItsAttempt(t *testing.T) {
 	}
 }
 
-func TestRequestIsNotSentUnderACtxThatOutlivesItsAttempt(t *testing.T) {
+func TestCtxOfARequestEndsWithItsAttempt(t *testing.T) {
 	policy, end := context.WithCancel(t.Context())
 	defer end()
 	var sent context.Context
@@ -805,7 +805,7 @@ func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
 }
 
 // net/http does not ask for a connection when the time is over.
-func TestTimeoutThatPassesWhilePrepareIsAtWorkIsOne(t *testing.T) {
+func TestTimeoutDuringPrepareIsATimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := &resiliencehttp.Transport{Base: &http.Transport{}, Middleware: resilience.Timeout(time.Second),
 			Prepare: func(*http.Request) error { time.Sleep(2 * time.Second); return nil }}
@@ -1044,7 +1044,7 @@ func (b *panickingBody) Close() error {
 }
 
 // A failed response is read ahead for a second, on another goroutine, which may go on after that.
-func TestPanicOfABodyThatIsReadAheadReachesItsReader(t *testing.T) {
+func TestPanicOfAReadAheadReachesTheReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
 			Base: roundTripper(func(*http.Request) (*http.Response, error) {

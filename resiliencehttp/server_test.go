@@ -102,7 +102,7 @@ func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
 	require.Empty(t, w.Body.String())
 }
 
-func TestRefusalHasNoFieldsOfTheResponseThatItReplaces(t *testing.T) {
+func TestRefusalHasNoFieldsOfTheReplacedResponse(t *testing.T) {
 	stale := func(h http.Header) {
 		h["ETag"] = []string{`"1"`} // net/http does not mind
 		h.Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT")
@@ -147,7 +147,7 @@ func TestRefusalHasNoFieldsOfTheResponseThatItReplaces(t *testing.T) {
 }
 
 // Some middleware that compresses sets Content-Encoding before it calls the next handler.
-func TestRefusalIsReadableThroughAWriterThatCompresses(t *testing.T) {
+func TestRefusalIsReadableThroughCompression(t *testing.T) {
 	compress := func(next http.Handler) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")

@@ -213,7 +213,7 @@ func TestSilenceAheadOfAJudge(t *testing.T) {
 
 // A failed response is read ahead while another attempt may follow, for a second. Idle counts from byte to byte, and
 // not while nobody reads.
-func TestSilenceWithinAFailedResponseIsFromByteToByte(t *testing.T) {
+func TestIdleOfAFailedResponseIsFromByteToByte(t *testing.T) {
 	slowly := func(n int) []part { return slices.Repeat([]part{{100 * time.Millisecond, "x"}}, n) }
 	for name, c := range map[string]struct {
 		body      streamed
@@ -757,8 +757,8 @@ func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	require.Equal(t, "second got "+long, answer(t, resp, err))
 }
 
-// TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway, but does not wait for what is left of a response.
-func TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway(t *testing.T) {
+// TestFailoverKeepsTheOverloadedConnection, but does not wait for what is left of a response.
+func TestFailoverKeepsTheOverloadedConnection(t *testing.T) {
 	server := serve(t, false, statuses("overloaded", 503))
 	fine := roundTripper(func(*http.Request) (*http.Response, error) {
 		return response(200, strings.NewReader("ok")),
@@ -916,7 +916,7 @@ func TestFailoverClosesIdleConnectionsOfEach(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{first.closed, last.closed})
 }
 
-func TestFailoverOfARequestThatWasRefusedAfterItsBodyWasRead(t *testing.T) {
+func TestFailoverSendsAReadBodyAfterARefusal(t *testing.T) {
 	signs := roundTripper(func(r *http.Request) (*http.Response, error) {
 		_, err := io.ReadAll(r.Body)
 		require.NoError(t, err)
@@ -1007,7 +1007,7 @@ func TestFailoverLeavesACallerAloneWhoHasGone(t *testing.T) {
 	require.Zero(t, asked)
 }
 
-func TestRefuseAnswersForAnUpstreamThatIsOverloaded(t *testing.T) {
+func TestRefuseAnswersForAnOverloadedUpstream(t *testing.T) {
 	for status, want := range map[int]int{429: 503, 503: 503, 529: 503, 500: 0, 502: 0} {
 		w := httptest.NewRecorder()
 		resp := response(status, http.NoBody, "Retry-After", "30")
@@ -1200,7 +1200,7 @@ func TestBodyInMemoryGoesOutInOneWrite(t *testing.T) {
 }
 
 // The HEADERS frame of such a response need not end the stream.
-func TestResponseWithoutABodyOverHTTP2IsReadToItsEnd(t *testing.T) {
+func TestEmptyResponseOverHTTP2IsReadToItsEnd(t *testing.T) {
 	server := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
 		status := 304
 		if r.URL.Path == "/204" {

@@ -187,7 +187,7 @@ func response(status int, body io.Reader, header ...string) *http.Response {
 	return resp
 }
 
-func TestRetriesOnOneConnectionAndLeavesNothingBehind(t *testing.T) {
+func TestRetriesUseOneConnectionAndLeaveNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		var n atomic.Int64
 		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
@@ -231,7 +231,7 @@ func TestReturnsLastFailedResponseOpen(t *testing.T) {
 	}
 }
 
-func TestFailedResponseThatBreaksOffIsStillTheResponse(t *testing.T) {
+func TestBrokenFailedResponseIsStillTheResponse(t *testing.T) {
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100")
 		w.WriteHeader(503)
@@ -279,7 +279,7 @@ func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
 	require.Equal(t, 2, closed)
 }
 
-func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
+func TestFailedResponseIsClosedBeforeTheWait(t *testing.T) {
 	for name, c := range map[string]struct{ size, closed int }{
 		"Short":   {10, 1},
 		"Drained": {64 << 10, 1},
@@ -345,7 +345,7 @@ func (b *trickle) Close() error {
 	return nil
 }
 
-func TestFailedResponseThatTricklesDelaysTheNextAttemptForASecond(t *testing.T) {
+func TestTrickleDelaysTheNextAttemptForASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := newTrickle(1000)
 		calls := 0
@@ -366,7 +366,7 @@ func TestFailedResponseThatTricklesDelaysTheNextAttemptForASecond(t *testing.T) 
 	})
 }
 
-func TestFailedResponseThatTricklesIsReadOnDuringTheWait(t *testing.T) {
+func TestTrickleIsReadDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := newTrickle(3)
 		calls := 0
@@ -405,7 +405,7 @@ func TestLastFailedResponseThatTricklesIsWhole(t *testing.T) {
 	}
 }
 
-func TestFailedResponseThatSaysItIsTooLongIsNotRead(t *testing.T) {
+func TestDeclaredLongFailedResponseIsNotRead(t *testing.T) {
 	body := strings.NewReader(strings.Repeat("x", 64<<10+1))
 	closed := 0
 	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
@@ -431,7 +431,7 @@ func TestFailedResponseThatSaysItIsTooLongIsNotRead(t *testing.T) {
 	require.Equal(t, 200, resp.StatusCode)
 }
 
-func TestLastFailedResponseHasWhatIsLeftOfTheTimeout(t *testing.T) {
+func TestLastFailedResponseHasTheRestOfTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuses := func(next resilience.Func) resilience.Func { // the second attempt, after a long wait
 			calls := 0
@@ -595,7 +595,7 @@ type final struct{ error }
 
 func (final) Retryable() bool { return false }
 
-func TestJudgeThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
+func TestDefaultJudgeKnowsRepeatableRequests(t *testing.T) {
 	asks := func(resp *http.Response, _ *resiliencehttp.Ahead) error {
 		if err := resiliencehttp.DefaultJudge(resp, nil); err != nil {
 			return fmt.Errorf("asked: %w", err)
@@ -805,7 +805,7 @@ func TestErrorOfBaseComesBackAsItIs(t *testing.T) {
 	}
 }
 
-func TestWorksUnderClientTimeoutRedirectsAndCookies(t *testing.T) {
+func TestTimeoutRedirectsAndCookiesOfAnHTTPClient(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		var visits sync.Map
 		hang := make(chan struct{})

@@ -227,7 +227,7 @@ func TestACtxThatEndsBeforeCommitRollsBack(t *testing.T) {
 	})
 }
 
-func TestAFallbackLeavesNoValueOfATransactionThatFailed(t *testing.T) {
+func TestFallbackLeavesNoValueOfAFailedTransaction(t *testing.T) {
 	db := newFake(t)
 	db.onCommit = func() error { return state("23505") }
 	cfg := resiliencesql.Config{Retry: resilience.Fallback(func(context.Context, error) error { return nil })}

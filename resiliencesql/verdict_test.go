@@ -166,8 +166,8 @@ func TestUntilCommitNothingHasTakenEffect(t *testing.T) {
 	require.Equal(t, db.begins, db.rollbacks)
 }
 
-// TestOnlyAnAnswerToCommitSaysThatNothingWasCommitted includes what is retryable elsewhere.
-func TestOnlyAnAnswerToCommitSaysThatNothingWasCommitted(t *testing.T) {
+// TestOnlyAnAnswerToCommitMeansNotCommitted includes what is retryable elsewhere.
+func TestOnlyAnAnswerToCommitMeansNotCommitted(t *testing.T) {
 	for want, errs := range verdicts {
 		for _, err := range errs {
 			db := newFake(t)

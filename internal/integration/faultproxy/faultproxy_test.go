@@ -148,7 +148,7 @@ func TestHealthyProxyForwardsDataAndItsEnd(t *testing.T) {
 	eventually(t, func() bool { return p.Conns() == 0 })
 }
 
-func TestHoldDeliversLaterAlsoAfterTheClientHasGone(t *testing.T) {
+func TestHoldDeliversAfterTheClientHasGone(t *testing.T) {
 	s, p := setUp(t)
 	c := dial(t, p)
 	send(t, c, "begin ")
@@ -218,7 +218,7 @@ func TestHangBlocksASenderAndHeals(t *testing.T) {
 	hears(t, other, "other")
 }
 
-func TestCutLosesOneDirectionOfTheConnectionsThatAreOpen(t *testing.T) {
+func TestCutLosesOneDirectionOfOpenConnections(t *testing.T) {
 	for name, c := range map[string]struct {
 		cut   faultproxy.Direction
 		heard string
