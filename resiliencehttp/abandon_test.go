@@ -91,7 +91,7 @@ func TestSilentConnectionIsAbandoned(t *testing.T) {
 				wg.Wait()
 				require.EqualValues(t, 10, c.new.Load())
 				close(c.release)
-				require.Equal(t, "end", text(t, stream), "others on the connection finish")
+				require.Equal(t, "end", answer(t, stream, nil), "others on the connection finish")
 			})
 		})
 	}
@@ -193,7 +193,7 @@ func TestHedgeLeavesASilentConnection(t *testing.T) {
 		require.Equal(t, 50*time.Millisecond, time.Since(start))
 		require.EqualValues(t, 1, c.new.Load())
 		close(c.release)
-		require.Equal(t, "end", text(t, stream), "others on the connection finish")
+		require.Equal(t, "end", answer(t, stream, nil), "others on the connection finish")
 	})
 }
 

@@ -18,13 +18,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
 )
-
-// A rounds is a RoundTripper that is a function.
-type rounds func(*http.Request) (*http.Response, error)
-
-func (f rounds) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // reply returns a response whose body says whether it was closed.
 func reply(r *http.Request, status int, body string, fields ...string) *http.Response {
@@ -36,14 +30,6 @@ func reply(r *http.Request, status int, body string, fields ...string) *http.Res
 		ContentLength: -1, Body: io.NopCloser(strings.NewReader(body))}
 }
 
-func text(t *testing.T, resp *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	return string(b)
-}
-
 func request(t *testing.T, method, url string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
@@ -51,14 +37,10 @@ func request(t *testing.T, method, url string) *http.Request {
 	return r
 }
 
-func quick(attempts int) *retry.Retrier {
-	return retry.New(retry.Config{Attempts: attempts, Backoff: retry.Constant(time.Millisecond)})
-}
-
 func TestPoliciesFindTheRequest(t *testing.T) {
 	mine := request(t, "GET", "http://a/")
 	transport := &resiliencehttp.Transport{
-		Base: rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
 		Middleware: func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
 				r, ok := resiliencehttp.RequestFrom(ctx)
@@ -77,7 +59,7 @@ func TestPoliciesFindTheRequest(t *testing.T) {
 func TestHostOfIsTheServerThatARequestIsSentTo(t *testing.T) {
 	var host string
 	transport := &resiliencehttp.Transport{
-		Base: rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
 		Middleware: func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error { host = resiliencehttp.HostOf(ctx); return next(ctx) }
 		},
@@ -119,11 +101,11 @@ func TestPrepareSeesEachAttempt(t *testing.T) {
 	var signed []string
 	n := 0
 	transport := &resiliencehttp.Transport{
-		Base: rounds(func(r *http.Request) (*http.Response, error) {
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			signed = append(signed, r.Header.Get("Signature"))
 			return reply(r, 503, ""), nil
 		}),
-		Middleware: quick(3).Wrap,
+		Middleware: retries(3).Wrap,
 		Prepare: func(r *http.Request) error {
 			n++
 			r.Header.Set("Signature", fmt.Sprint(n))
@@ -147,8 +129,8 @@ func TestPrepareSeesEachAttempt(t *testing.T) {
 	errKey := errors.New("no key")
 	n = 0
 	transport = &resiliencehttp.Transport{
-		Base:       rounds(func(*http.Request) (*http.Response, error) { panic("sent") }),
-		Middleware: quick(3).Wrap,
+		Base:       roundTripper(func(*http.Request) (*http.Response, error) { panic("sent") }),
+		Middleware: retries(3).Wrap,
 		Prepare:    func(*http.Request) error { n++; return errKey },
 	}
 	_, err = transport.RoundTrip(request(t, "GET", "http://a/"))
@@ -161,7 +143,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 		var sent, canceled, closed atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				took := time.Second
 				if n > 1 {
@@ -183,7 +165,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 150*time.Millisecond, time.Since(start))
 		require.EqualValues(t, 1, canceled.Load(), "the loser is canceled")
-		require.Equal(t, "answer 2", text(t, resp), "the winner's body can be read")
+		require.Equal(t, "answer 2", answer(t, resp, nil), "the winner's body can be read")
 		require.EqualValues(t, 1, closed.Load())
 
 		sent.Store(0)
@@ -191,7 +173,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 		resp, err = transport.RoundTrip(request(t, "POST", "http://a/"))
 		require.NoError(t, err)
 		require.Equal(t, time.Second, time.Since(start), "a POST is not hedged")
-		require.Equal(t, "answer 1", text(t, resp))
+		require.Equal(t, "answer 1", answer(t, resp, nil))
 	})
 }
 
@@ -200,7 +182,7 @@ func TestHedgedResponseIsReadToItsEnd(t *testing.T) {
 	var ctx context.Context
 	transport := &resiliencehttp.Transport{
 		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
-		Base: rounds(func(r *http.Request) (*http.Response, error) {
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			ctx = r.Context()
 			resp := reply(r, 200, "")
 			rest := strings.NewReader("abc")
@@ -235,7 +217,7 @@ func TestHedgeReturnsTheFailedResponseIfBothFail(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				time.Sleep(200 * time.Millisecond)
 				resp := reply(r, 502+int(n), "bad")
@@ -246,7 +228,7 @@ func TestHedgeReturnsTheFailedResponseIfBothFail(t *testing.T) {
 		resp, err := transport.RoundTrip(request(t, "PUT", "http://a/"))
 		require.NoError(t, err)
 		require.Equal(t, 504, resp.StatusCode)
-		require.Equal(t, "bad", text(t, resp))
+		require.Equal(t, "bad", answer(t, resp, nil))
 		require.EqualValues(t, 2, closed.Load(), "both bodies are closed")
 	})
 }
@@ -256,9 +238,9 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 		var bodies [2]string
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Middleware: quick(2).Wrap,
+			Middleware: retries(2).Wrap,
 			Hedge:      hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				b, err := io.ReadAll(r.Body)
 				require.NoError(t, err)
@@ -274,7 +256,7 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 		require.NoError(t, err)
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
-		require.Equal(t, "ok", text(t, resp))
+		require.Equal(t, "ok", answer(t, resp, nil))
 		require.Equal(t, [2]string{"data", "data"}, bodies)
 	})
 }
@@ -289,7 +271,7 @@ func TestHedgeSendsWhatCannotBeSentTwiceOnce(t *testing.T) {
 			sent := 0
 			transport := &resiliencehttp.Transport{
 				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}),
-				Base: rounds(func(r *http.Request) (*http.Response, error) {
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 					sent++
 					time.Sleep(time.Second)
 					return reply(r, 200, ""), nil
@@ -311,7 +293,7 @@ func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
 		var n atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				i := n.Add(1) - 1
 				sent[i] = r.Context()
 				time.Sleep(200 * time.Millisecond)
@@ -323,12 +305,12 @@ func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
 		require.Equal(t, 200, resp.StatusCode)
 		require.Error(t, sent[0].Err())
 		require.NoError(t, sent[1].Err())
-		require.Len(t, text(t, resp), 100<<10)
+		require.Len(t, answer(t, resp, nil), 100<<10)
 	})
 }
 
 func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
-	for name, answer := range map[string]func(*http.Request) *http.Response{
+	for name, answers := range map[string]func(*http.Request) *http.Response{
 		"an error": func(*http.Request) *http.Response { return nil },
 		"no body": func(r *http.Request) *http.Response {
 			return &http.Response{StatusCode: 204, Body: http.NoBody, Request: r}
@@ -349,8 +331,8 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 						return next(ctx)
 					}
 				},
-				Base: rounds(func(r *http.Request) (*http.Response, error) {
-					if resp := answer(r); resp != nil {
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					if resp := answers(r); resp != nil {
 						return resp, nil
 					}
 					return nil, errors.New("down")
@@ -359,7 +341,7 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 			func() {
 				defer func() { _ = recover() }()
 				if resp, err := client.Get("http://a/"); err == nil {
-					text(t, resp)
+					answer(t, resp, nil)
 				}
 			}()
 			require.ErrorIs(t, policy.Err(), context.Canceled, name)
@@ -391,7 +373,7 @@ func TestHedgedRequestPastItsDeadlineIsNotCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var end error
 		transport := &resiliencehttp.Transport{
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				<-r.Context().Done()
 				return nil, r.Context().Err()
 			}),

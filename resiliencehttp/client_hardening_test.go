@@ -46,7 +46,7 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 	resp, err := transport.RoundTrip(req)
 	require.NoError(t, err)
 	require.Same(t, req, resp.Request)
-	require.Len(t, text(t, resp), 1<<20)
+	require.Len(t, answer(t, resp, nil), 1<<20)
 }
 
 func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
@@ -54,7 +54,7 @@ func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
 	status, down := 200, error(nil)
 	transport := &resiliencehttp.Transport{
 		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
-		Base: rounds(func(r *http.Request) (*http.Response, error) {
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			sent = r.Context()
 			return reply(r, status, "ok"), down
 		}),
@@ -90,7 +90,7 @@ func TestResponseThatCannotHaveABodyIsNotWaitedFor(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
 		asked := false
 		transport := &resiliencehttp.Transport{
-			Base:       rounds(func(r *http.Request) (*http.Response, error) { return reply(r, c.status, "x"), nil }),
+			Base:       roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, c.status, "x"), nil }),
 			Middleware: slots.Wrap,
 			Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
 				_, err := ahead.Bytes(1)
@@ -112,7 +112,7 @@ func TestHedgeOfARequestWithNoBody(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second, Ratio: hedge.Unlimited}),
-			Base: rounds(func(r *http.Request) (*http.Response, error) {
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				sent.Add(1)
 				time.Sleep(time.Minute)
 				return reply(r, 200, "ok"), nil
@@ -122,7 +122,7 @@ func TestHedgeOfARequestWithNoBody(t *testing.T) {
 		req.Body = http.NoBody
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
-		require.Equal(t, "ok", text(t, resp))
+		require.Equal(t, "ok", answer(t, resp, nil))
 		require.EqualValues(t, 2, sent.Load())
 	})
 }
@@ -135,7 +135,7 @@ func TestJudgeOfARequestWithoutAURL(t *testing.T) {
 // The functions of a Transport are called even if there is no Middleware.
 func TestTransportWithOneFunction(t *testing.T) {
 	called := false
-	base := rounds(func(r *http.Request) (*http.Response, error) {
+	base := roundTripper(func(r *http.Request) (*http.Response, error) {
 		if body, _ := io.ReadAll(r.Body); string(body) != "body" {
 			return nil, errors.New("the body is gone")
 		}
@@ -150,7 +150,7 @@ func TestTransportWithOneFunction(t *testing.T) {
 		require.NoError(t, err)
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
-		require.Equal(t, "x", text(t, resp))
+		require.Equal(t, "x", answer(t, resp, nil))
 		require.True(t, called)
 	}
 }
@@ -159,7 +159,7 @@ func TestTransportWithOneFunction(t *testing.T) {
 func TestPanicAfterASuccessHoldsNoSlot(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	transport := &resiliencehttp.Transport{
-		Base:       rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, "x"), nil }),
+		Base:       roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, "x"), nil }),
 		Middleware: resilience.Chain(crashes(false, func() { panic("boom") }), slots.Wrap),
 	}
 	require.PanicsWithValue(t, "boom", func() { _, _ = transport.RoundTrip(request(t, "GET", "http://a/")) })
@@ -177,7 +177,7 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 			{-1, time.Second, time.Minute, time.Second}, {-1, time.Second, 0, time.Second},
 		} {
 			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Timeout: c.timeout, AttemptTimeout: c.attempt,
-				Base: rounds(func(r *http.Request) (*http.Response, error) {
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 					deadline, ok := r.Context().Deadline()
 					require.Equal(t, c.want > 0, ok, c)
 					if ok {
@@ -195,7 +195,7 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 			require.NoError(t, err)
 			resp, err := client.Do(req)
 			require.NoError(t, err)
-			text(t, resp)
+			answer(t, resp, nil)
 		}
 	})
 }
@@ -203,7 +203,7 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 func TestPrepareIsNotCalledForABodyThatFails(t *testing.T) {
 	prepared := 0
 	transport := &resiliencehttp.Transport{
-		Base:       rounds(func(*http.Request) (*http.Response, error) { return nil, errors.New("reset") }),
+		Base:       roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("reset") }),
 		Prepare:    func(*http.Request) error { prepared++; return nil },
 		Middleware: retries(3).Wrap,
 	}
@@ -222,7 +222,7 @@ func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
 		var closed atomic.Int32
 		var seen error
 		transport := &resiliencehttp.Transport{
-			Base:    rounds(func(*http.Request) (*http.Response, error) { panic("sent") }),
+			Base:    roundTripper(func(*http.Request) (*http.Response, error) { panic("sent") }),
 			Prepare: prepare,
 			Middleware: func(next resilience.Func) resilience.Func {
 				return func(ctx context.Context) error { seen = next(ctx); return seen }

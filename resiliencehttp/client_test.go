@@ -62,7 +62,7 @@ func (w *world) sent(host string) int { return int(w.requests[host].Swap(0)) }
 
 func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
 	w.requests[r.URL.Host].Add(1)
-	return faults.Transport(w.hosts[r.URL.Host], rounds(func(r *http.Request) (*http.Response, error) {
+	return faults.Transport(w.hosts[r.URL.Host], roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Body != nil {
 			_, _ = io.Copy(io.Discard, r.Body)
 			_ = r.Body.Close()
@@ -176,7 +176,7 @@ func TestClientOfANewUser(t *testing.T) {
 
 	resp, err := (&http.Client{Transport: transport}).Get(server.URL)
 	require.NoError(t, err)
-	require.Equal(t, "hello", text(t, resp))
+	require.Equal(t, "hello", answer(t, resp, nil))
 	var names []string
 	for e := range reg.All() {
 		names = append(names, e.String())
@@ -535,7 +535,7 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 func TestClientLimitsTheTimeOfAFailedBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := strings.Repeat("x", 100<<10) // too long to be read ahead
-		base := rounds(func(r *http.Request) (*http.Response, error) {
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
 			resp := reply(r, 503, "")
 			resp.ContentLength = int64(len(long))
 			resp.Body = io.NopCloser(&slowReader{strings.NewReader(long), r.Context()})
@@ -969,7 +969,7 @@ func TestContextOfARequestEndsAsOthersDo(t *testing.T) {
 		type key struct{}
 		gone := errors.New("gone")
 		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
-		base := rounds(func(r *http.Request) (*http.Response, error) {
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
 			own := r.Context()
 			require.NoError(t, own.Err())
 			require.Equal(t, "value", own.Value(key{}))

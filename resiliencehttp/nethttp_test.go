@@ -139,7 +139,7 @@ func TestHeaderTimeoutStartsAfterTheUpload(t *testing.T) {
 				start := time.Now()
 				resp, err := client.Post("http://a/", "text/plain", &slowUpload{10})
 				require.NoError(t, err)
-				require.Equal(t, strings.Repeat("x", 10), text(t, resp))
+				require.Equal(t, strings.Repeat("x", 10), answer(t, resp, nil))
 				require.Equal(t, 10*time.Second, time.Since(start))
 
 				start = time.Now()
@@ -167,7 +167,7 @@ func TestTransportReturnsAtTheHeader(t *testing.T) {
 		resp, err := client.Get("http://a/")
 		require.NoError(t, err)
 		require.Zero(t, time.Since(start))
-		require.Equal(t, "data: 1\n\n", text(t, resp))
+		require.Equal(t, "data: 1\n\n", answer(t, resp, nil))
 		require.Equal(t, 15*time.Second, time.Since(start))
 
 		held := &http.Client{Transport: &resiliencehttp.Transport{Base: base, HoldBody: true}}
@@ -175,7 +175,7 @@ func TestTransportReturnsAtTheHeader(t *testing.T) {
 		resp, err = held.Get("http://a/")
 		require.NoError(t, err)
 		require.Equal(t, 15*time.Second, time.Since(start))
-		require.Equal(t, "data: 1\n\n", text(t, resp))
+		require.Equal(t, "data: 1\n\n", answer(t, resp, nil))
 	})
 }
 
@@ -366,7 +366,7 @@ func TestEndOfWaitForAStreamIsNoFailure(t *testing.T) {
 				}
 				require.Equal(t, []int64{2, 0, 3, 0}, outcomes(circuit.Stats()))
 				close(release)
-				text(t, stream)
+				answer(t, stream, nil)
 				require.NoError(t, fetch(t.Context(), client, "http://a/"))
 				require.EqualValues(t, 1, dials.Load())
 			})

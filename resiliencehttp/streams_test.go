@@ -811,7 +811,7 @@ func TestFailoverGoesOnOnlyWhereThatIsSafe(t *testing.T) {
 						return nil, c.err
 					}
 					resp := response(c.status, nil)
-					resp.Body = &closingBody{strings.NewReader("first"), &closed}
+					resp.Body = closeCounter{strings.NewReader("first"), &closed}
 					return resp, nil
 				})
 				two := roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -890,13 +890,6 @@ func TestFailoverGoesByTheErrorOfAJudge(t *testing.T) {
 	_, err := resiliencehttp.Failover(hedged, two).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 	require.ErrorIs(t, err, said)
 }
-
-type closingBody struct {
-	io.Reader
-	closed *int
-}
-
-func (b *closingBody) Close() error { *b.closed++; return nil }
 
 // An idler counts the calls of CloseIdleConnections.
 type idler struct {
