@@ -109,7 +109,9 @@ func (s *story) play(t *testing.T, engine saga.Engine, recorded func(result stri
 			p.see(line)
 		}
 	}
-	require.Empty(t, p.begins)
+	if last := s.lines[len(s.lines)-1]; !strings.Contains(last.result, "wake") { // or the next attempt may begin
+		require.Empty(t, p.begins)
+	}
 }
 
 func (p *player) define(steps string) *saga.Saga[trip] {
