@@ -215,45 +215,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 	}
 }
 
-// ErrNotFound removes the value from the Store, so no process serves it if the next load fails.
-func TestNotFoundRemovesStoredValue(t *testing.T) {
-	for _, capacity := range []int{0, -1} {
-		synctest.Test(t, func(t *testing.T) {
-			shared := newFakeStore()
-			var answer atomic.Value
-			answer.Store("found")
-			cfg := cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
-				Load: func(context.Context, int) (int, error) {
-					switch answer.Load() {
-					case "found":
-						return 1, nil
-					case "gone":
-						return 0, cacheaside.ErrNotFound
-					}
-					return 0, errLoad
-				},
-			}
-			cfg.Store = watchedIf(capacity == 0, shared.connect())
-			a := cacheaside.New(cfg)
-			defer a.Close()
-			cfg.Store = watchedIf(capacity == 0, shared.connect())
-			b := cacheaside.New(cfg)
-			defer b.Close()
-			synctest.Wait()
-			mustGet(t, a, 1)
-			time.Sleep(2 * time.Minute)
-			answer.Store("gone")
-			_, err := a.Get(t.Context(), 1)
-			require.ErrorIs(t, err, cacheaside.ErrNotFound)
-			answer.Store("fails")
-			_, err = b.Get(t.Context(), 1)
-			require.ErrorIs(t, err, errLoad)
-		})
-	}
-}
-
-// The same if the first attempt to remove it fails.
+// ErrNotFound removes the value from the Store, even if the first attempt to remove it fails.
 func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()

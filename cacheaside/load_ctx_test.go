@@ -94,49 +94,6 @@ func TestLoadContextHasDeadline(t *testing.T) {
 	}
 }
 
-func TestLoadContextOutlivesCaller(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		gone := errors.New("gone")
-		caller, cancel := context.WithCancelCause(t.Context())
-		begun, end := make(chan context.Context), make(chan struct{})
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: func(ctx context.Context, _ int) (int, error) {
-				begun <- ctx
-				<-end
-				return 0, nil
-			},
-		})
-		defer c.Close()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			_, err := c.Get(caller, 1)
-			if !errors.Is(err, gone) {
-				t.Errorf("the first: %v", err)
-			}
-		})
-		ctx := <-begun
-		wg.Go(func() {
-			if _, err := c.Get(t.Context(), 1); err != nil {
-				t.Errorf("the second: %v", err)
-			}
-		})
-		synctest.Wait()
-		cancel(gone)
-		synctest.Wait()
-		for range 2 { // the second time after Done was called
-			require.NoError(t, ctx.Err())
-			require.NoError(t, context.Cause(ctx))
-			select {
-			case <-ctx.Done():
-				t.Error("ended")
-			default:
-			}
-		}
-		close(end)
-		wg.Wait()
-	})
-}
-
 // A load may outlast the call that started it, and a refresh always does. A slot in its Middleware is released when the
 // load ends, not when that call's response has been read.
 func TestLoadIsSeparateWork(t *testing.T) {

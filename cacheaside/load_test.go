@@ -345,34 +345,6 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 	})
 }
 
-// A load that fails, or cannot be used, gives its lease back: the next process need not wait.
-func TestFailedLoadReleasesLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		failing := true
-		cfg := cacheaside.Config[int, int]{ErrorPause: cacheaside.None, Load: func(context.Context, int) (int, error) {
-			if failing {
-				return 0, errLoad
-			}
-			return 1, nil
-		}}
-		cfg.Store = shared.connect()
-		a := cacheaside.New(cfg)
-		defer a.Close()
-		cfg.Store = shared.connect()
-		b := cacheaside.New(cfg)
-		defer b.Close()
-		synctest.Wait()
-		_, err := a.Get(t.Context(), 1)
-		require.ErrorIs(t, err, errLoad)
-		failing = false
-		begun := time.Now()
-		require.Equal(t, 1, mustGet(t, b, 1))
-		require.Zero(t, time.Since(begun))
-		require.Equal(t, 1, shared.called("Release"))
-	})
-}
-
 // A panic is reported even if no caller waits for the load.
 func TestPanicWithoutCallersIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

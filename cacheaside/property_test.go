@@ -33,15 +33,15 @@ func (r *record) finish(version int64) {
 
 // stress runs writers and readers against c. It counts the Gets that returned a value older than the last write that
 // had returned before the Get. The writers write until each reader has made its share of reads.
-func stress(t *testing.T, load func(get func(key int) int64) *cacheaside.Cache[int, int64], writers, keys, reads int,
+func stress(t *testing.T, writers, keys, reads int,
 	write func(c *cacheaside.Cache[int, int64], key int, commit func()) bool) (violations, writes int64) {
 	t.Helper()
 	records := make([]record, keys)
-	c := load(func(key int) int64 {
+	c := cacheaside.New(cacheaside.Config[int, int64]{Load: func(_ context.Context, key int) (int64, error) {
 		v := records[key].committed.Load()
 		runtime.Gosched() // between reading the row and returning it
-		return v
-	})
+		return v, nil
+	}})
 	defer c.Close()
 	var bad, written atomic.Int64
 	var writing, reading sync.WaitGroup
@@ -79,12 +79,6 @@ func stress(t *testing.T, load func(get func(key int) int64) *cacheaside.Cache[i
 	done.Store(true)
 	writing.Wait()
 	return bad.Load(), written.Load()
-}
-
-func inMemory(get func(int) int64) *cacheaside.Cache[int, int64] {
-	return cacheaside.New(cacheaside.Config[int, int64]{
-		Load: func(_ context.Context, key int) (int64, error) { return get(key), nil },
-	})
 }
 
 func TestGetSeesReturnedWrite(t *testing.T) {
@@ -137,7 +131,7 @@ func TestGetSeesReturnedWrite(t *testing.T) {
 			if testing.Short() {
 				reads = 30_000
 			}
-			violations, writes := stress(t, inMemory, test.writers, test.keys, reads, test.write)
+			violations, writes := stress(t, test.writers, test.keys, reads, test.write)
 			t.Logf("%d reads, %d writes, %d violations", reads, writes, violations)
 			require.Zero(t, violations)
 		})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -697,36 +696,6 @@ func TestNotFoundIsSharedAndReplacesValue(t *testing.T) {
 	})
 }
 
-// Without memory, a stale value in the Store is served immediately, and refreshed by one process.
-func TestStaleValueOfTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		var loads atomic.Int64
-		cfg := cacheaside.Config[int, int64]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Minute,
-			Load: func(context.Context, int) (int64, error) {
-				time.Sleep(time.Second)
-				return loads.Add(1), nil
-			},
-		}
-		cfg.Store = unwatched{shared.connect()}
-		a := cacheaside.New(cfg)
-		defer a.Close()
-		cfg.Store = unwatched{shared.connect()}
-		b := cacheaside.New(cfg)
-		defer b.Close()
-		mustGet(t, a, 1)
-		time.Sleep(90 * time.Second)
-		start := time.Now()
-		require.Equal(t, int64(1), mustGet(t, a, 1))
-		require.Equal(t, int64(1), mustGet(t, b, 1))
-		require.Zero(t, time.Since(start))
-		time.Sleep(2 * time.Second)
-		require.Equal(t, int64(2), mustGet(t, b, 1))
-		require.Equal(t, int64(2), loads.Load())
-	})
-}
-
 // While another process loads, the stale value is served, and the Store is not queried each time.
 func TestStaleValuePausesStoreLookups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -801,30 +770,4 @@ func TestUncachedValueRemovesStoredValue(t *testing.T) {
 			require.Equal(t, 4, mustGet(t, c, 1))
 		})
 	}
-}
-
-func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, int64] {
-	return func(get func(int) int64) *cacheaside.Cache[int, int64] {
-		conn := shared.connect()
-		conn.yield = true
-		c := cacheaside.New(cacheaside.Config[int, int64]{
-			Load:  func(_ context.Context, key int) (int64, error) { return get(key), nil },
-			Store: conn,
-		})
-		for c.Stats().Watching == 0 {
-			runtime.Gosched()
-		}
-		return c
-	}
-}
-
-func commitThenInvalidate(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
-	commit()
-	return c.Invalidate(context.Background(), key) == nil
-}
-
-func TestGetSeesReturnedWriteWithStore(t *testing.T) {
-	violations, writes := stress(t, bothTiers(newFakeStore()), 3, 2, 50_000, commitThenInvalidate)
-	t.Logf("50000 reads, %d writes, %d violations", writes, violations)
-	require.Zero(t, violations)
 }

@@ -40,30 +40,6 @@ func touch(t *keyed.Table[int, *counted], key int) *counted {
 	return m.Value
 }
 
-func TestTableEvictsLeastRecentlyUsed(t *testing.T) {
-	var evicted []int
-	table := newTable(3, -1, &evicted)
-	for _, key := range []int{1, 2, 3, 1, 4, 2} {
-		touch(table, key)
-	}
-	require.Equal(t, []int{2, 3}, evicted)
-	require.Equal(t, 3, table.Len())
-}
-
-func TestTableKeepsPinnedAndUsedMembers(t *testing.T) {
-	var evicted []int
-	table := newTable(2, -1, &evicted)
-	pinned := table.Pin(1)
-	touch(table, 2).inUse = true
-	require.Same(t, table.Overflow(), table.Pin(3), "no place")
-	table.Unpin(table.Overflow())
-	require.Empty(t, evicted)
-	table.Unpin(pinned)
-	require.Equal(t, 3, touch(table, 3).key)
-	require.Equal(t, []int{1}, evicted)
-	require.Zero(t, table.Overflow().Value.key, "made with the zero key")
-}
-
 func TestTableEvictsIdleMembersAtInserts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var evicted []int
