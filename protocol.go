@@ -10,8 +10,8 @@ import (
 )
 
 // Answer marks err as a valid answer from the dependency, such as "card declined". Breakers count an answer
-// as a success, and retriers do not retry the call. The returned error has the text of err and unwraps to
-// err. Answer(nil) is nil.
+// as a success, and retriers do not retry the call, even if err is [Retryable]. The returned error has the
+// text of err and unwraps to err. Answer(nil) is nil.
 func Answer(err error) error {
 	if err == nil {
 		return nil
@@ -22,9 +22,10 @@ func Answer(err error) error {
 // An answerError is an error that Answer has marked.
 type answerError struct{ err error }
 
-func (e *answerError) Error() string  { return e.err.Error() }
-func (e *answerError) Unwrap() error  { return e.err }
-func (e *answerError) Answered() bool { return true }
+func (e *answerError) Error() string   { return e.err.Error() }
+func (e *answerError) Unwrap() error   { return e.err }
+func (e *answerError) Answered() bool  { return true }
+func (e *answerError) Retryable() bool { return false }
 
 // Answered reports whether err is an answer from a dependency that works. This is the case if err has a
 // method Answered() bool that returns true, and err is not [Refused].

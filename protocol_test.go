@@ -12,6 +12,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -51,4 +52,21 @@ func TestThrottled(t *testing.T) {
 	require.False(t, resilience.Throttled(&resiliencehttp.StatusError{StatusCode: 500}))
 	require.False(t, resilience.Throttled(throttle.ErrLimited), "a refusal of this module is not the dependency's")
 	require.False(t, resilience.Throttled(nil))
+}
+
+// An answer is not retried, whatever the error that it marks reports.
+func TestAnswerIsNotRetryable(t *testing.T) {
+	for _, err := range []error{
+		&resiliencehttp.StatusError{StatusCode: 429},
+		&retry.Error{Err: errors.New("reset by peer")},
+	} {
+		require.True(t, resilience.Retryable(err))
+		err = fmt.Errorf("pay: %w", resilience.Answer(err))
+		require.True(t, resilience.Answered(err))
+		require.False(t, resilience.Retryable(err))
+		calls := 0
+		r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+		require.Equal(t, err, r.Do(t.Context(), func(context.Context) error { calls++; return err }))
+		require.Equal(t, 1, calls)
+	}
 }
