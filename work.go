@@ -47,12 +47,13 @@ func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
 // End ends the work. A nil err means that the work ended normally. Otherwise err is the reason why the work
 // was cut off. If the caller canceled the work, err must wrap [context.Canceled]. Only the first call to End
-// has an effect.
+// has an effect. End may be called from any goroutine after Continue, even before the policies have returned.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
 // OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
-// If w is nil, or if the work has ended or does not continue, OnEnd returns false and never calls f. A policy
-// must call OnEnd only after the policy's function has returned nil.
+// If the work has already ended, OnEnd calls f before it returns. If w is nil, or if the work does not
+// continue, OnEnd returns false and never calls f. A policy must call OnEnd only after the policy's function
+// has returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
 // AtEnd calls next and returns next's error. It calls f once, when the work of next has ended. f may run on

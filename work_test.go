@@ -100,7 +100,8 @@ func TestWorkContinuesAfterItsFunction(t *testing.T) {
 			work.End(nil)
 			require.Equal(t, []error{broke}, ends)
 			require.Equal(t, 1, observed)
-			require.False(t, work.OnEnd(func(error) { t.Error("the work is over") }))
+			require.True(t, work.OnEnd(func(err error) { observed++; require.Equal(t, broke, err) }))
+			require.Equal(t, 2, observed, "the work has already ended")
 		})
 	}
 	require.Nil(t, resilience.WorkOf(t.Context()))
@@ -158,5 +159,33 @@ func TestOtherCallsDoNotJoinTheWork(t *testing.T) {
 			require.Zero(t, tokens.Stats().Failed)
 			require.EqualValues(t, 1, circuit.Stats().Failed)
 		})
+	}
+}
+
+// A connection may break before the policies have returned.
+func TestWorkEndsBeforePoliciesReturn(t *testing.T) {
+	broke := errors.New("broke off")
+	for _, end := range []error{nil, broke} {
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		limit := adaptive.New(adaptive.Config{})
+		var ends []error
+		ctx, work := resilience.BeginWork(t.Context())
+		err := resilience.Chain(circuit.Wrap, slots.Wrap, limit.Wrap, resilience.Timeout(time.Minute),
+			func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error {
+					return resilience.AtEnd(ctx, next, func(err error) { ends = append(ends, err) })
+				}
+			})(func(context.Context) error {
+			work.Continue()
+			work.End(end)
+			return nil
+		})(ctx)
+		require.NoError(t, err)
+		require.Equal(t, []error{end}, ends)
+		require.Zero(t, slots.Stats().InFlight)
+		require.Zero(t, limit.Stats().InFlight)
+		require.Equal(t, end != nil, circuit.Stats().Failed == 1)
+		require.Equal(t, end != nil, circuit.State() == breaker.Open)
 	}
 }

@@ -315,7 +315,7 @@ func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call)
 		work.OnAnswer(func() { b.locked(ctx, func(now time.Duration) { b.recordAnswer(now, c) }) })
 	}
 	if !work.OnEnd(func(err error) { b.finishStream(ctx, c, err) }) {
-		b.finishStream(ctx, c, nil) // the stream ended before OnEnd
+		b.finishStream(ctx, c, nil) // the work does not continue
 	}
 }
 

@@ -97,47 +97,59 @@ func (w *Work) is(p phase) bool {
 
 // Hold calls fn and returns fn's error. It calls end exactly once:
 //
-//   - If fn succeeds and the work continues, Hold calls end when the work ends, with the work's error.
+//   - If fn succeeds and the work continues, Hold calls end when the work ends, with the work's error. If the work has
+//     ended before fn returns, Hold calls end when fn returns.
 //   - Otherwise, Hold calls end when fn returns, with fn's error.
 //   - If fn panics or exits its goroutine, Hold calls end with crashed.
 //
 // If an inner policy turns success into an error, the work has ended for all outer policies.
 func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
-	held, err := false, crashed
+	held, result := false, crashed
 	defer func() {
 		if !held {
-			end(err)
+			end(result)
 		}
 	}()
-	err = fn(ctx)
-	held = err == nil && w.hold(end)
+	err := fn(ctx)
+	if result = err; err == nil {
+		held, result = w.hold(end)
+	}
 	return err
 }
 
 // Observe is like [Work.Hold], but if the work is a stream, it calls end when the stream ends. If fn panics or exits
 // its goroutine, Observe calls end with nil.
 func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func(error)) (err error) {
-	ended := true
+	p, result := inside, error(nil)
 	defer func() {
-		if ended {
-			end(err)
+		if p != continues {
+			end(result)
 		}
 	}()
 	err = fn(ctx)
-	ended = err != nil || !w.OnEnd(end)
+	if result = err; err == nil {
+		p, result = w.add(end)
+	}
 	return err
 }
 
 // Release calls f when the work ends. If the work does not continue, or if it is a stream, Release calls f
 // immediately. A policy calls Release after the policy's function has returned nil.
 func (w *Work) Release(f func()) {
-	if !w.hold(func(error) { f() }) {
+	if held, _ := w.hold(func(error) { f() }); !held {
 		f()
 	}
 }
 
-// hold is like OnEnd, but also returns false if the work is a stream.
-func (w *Work) hold(f func(error)) bool { return w != nil && w.stream == nil && w.OnEnd(f) }
+// hold adds f to the functions to call when the work ends, unless the work is a stream. If the work has already ended,
+// err is the work's error.
+func (w *Work) hold(f func(error)) (held bool, err error) {
+	if w.IsStream() {
+		return false, nil
+	}
+	p, err := w.add(f)
+	return p == continues, err
+}
 
 // IsStream reports whether the work is a stream. The server may not have answered when the functions of the policies
 // return.
@@ -148,27 +160,37 @@ func (w *Work) IsStream() bool { return w != nil && w.stream != nil }
 // policy's function has returned nil.
 func (w *Work) OnAnswer(f func()) { w.stream.OnAnswer(f) }
 
-// OnEnd calls f once when the work ends. If w is nil or does not continue, OnEnd returns false and does not call f. A
-// policy calls OnEnd after the policy's function has returned nil. If the work ended normally, f receives nil.
-// Otherwise f receives the reason why the work was cut off. The reason wraps [context.Canceled] if the caller
-// canceled. The work is also cut off if a deadline or a timeout passes while the caller waits for the dependency.
+// OnEnd calls f once when the work ends. If the work has already ended, OnEnd calls f before it returns. If w is nil or
+// does not continue, OnEnd returns false and does not call f. A policy calls OnEnd after the policy's function has
+// returned nil. If the work ended normally, f receives nil. Otherwise f receives the reason why the work was cut off.
+// The reason wraps [context.Canceled] if the caller canceled. The work is also cut off if a deadline or a timeout
+// passes while the caller waits for the dependency.
 //
 // The policy's ctx does not show how the work ended, because each policy that derived a ctx cancels it when the
 // policy returns. The deadline of the ctx shows whether the caller's time had run out.
 func (w *Work) OnEnd(f func(error)) bool {
+	p, err := w.add(f)
+	if p == over {
+		f(err)
+	}
+	return p != inside
+}
+
+// add adds f to the functions to call when the work ends, if the work continues. It returns the phase and the error of
+// the work.
+func (w *Work) add(f func(error)) (phase, error) {
 	if w == nil {
-		return false
+		return inside, nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.phase != continues {
-		return false
+	if w.phase == continues {
+		if w.ends == nil {
+			w.ends = w.few[:0]
+		}
+		w.ends = append(w.ends, f)
 	}
-	if w.ends == nil {
-		w.ends = w.few[:0]
-	}
-	w.ends = append(w.ends, f)
-	return true
+	return w.phase, w.err
 }
 
 // Continue makes the work continue after the innermost function has returned. The innermost function calls

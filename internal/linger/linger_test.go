@@ -152,7 +152,11 @@ func TestOnEndIsCalledAtTheEnd(t *testing.T) {
 			work.End(c.end)
 			work.End(errBroke)
 			require.Equal(t, []string{"slot", "inner", "outer"}, calls)
-			require.False(t, work.OnEnd(func(error) { t.Error("called") }))
+			require.True(t, work.OnEnd(func(err error) {
+				require.Equal(t, c.end, err)
+				calls = append(calls, "late")
+			}))
+			require.Equal(t, []string{"slot", "inner", "outer", "late"}, calls)
 			work.End(errBroke)
 		})
 	}
@@ -315,4 +319,42 @@ func TestApartHidesWorkAndLimit(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+}
+
+func TestWorkEndedWithinItsFunction(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		ctx := t.Context()
+		if stream {
+			ctx = streamCtx{ctx}
+		}
+		ctx, work := linger.Begin(ctx)
+		fn := func(context.Context) error {
+			work.Continue()
+			work.End(errBroke)
+			return nil
+		}
+		var held, observed []error
+		require.NoError(t, work.Hold(ctx, func(ctx context.Context) error {
+			return work.Observe(ctx, fn, func(err error) { observed = append(observed, err) })
+		}, func(err error) { held = append(held, err) }, errCrashed))
+		require.Equal(t, []error{errBroke}, observed)
+		if stream { // Hold does not wait for the end of a stream
+			require.Equal(t, []error{nil}, held)
+		} else {
+			require.Equal(t, []error{errBroke}, held)
+		}
+	}
+}
+
+func TestPanicInEndOfEndedWork(t *testing.T) {
+	ctx, work := linger.Begin(t.Context())
+	calls := 0
+	require.Panics(t, func() {
+		_ = work.Hold(ctx, func(context.Context) error {
+			work.Continue()
+			work.End(nil)
+			return nil
+		}, func(error) { calls++; panic("end") }, errCrashed)
+	})
+	require.Equal(t, 1, calls)
 }
