@@ -74,6 +74,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -218,8 +219,9 @@ func (b *Breaker) admit(ctx context.Context, c *call) error {
 		return ended.Error(ctx)
 	}
 	deadline, hasDeadline := ctx.Deadline()
-	if hasDeadline {
-		c.deadline = deadline.Sub(b.created)
+	if hasDeadline { // deadline.Sub(b.created) would be wrong if the wall clock was set after New
+		now := b.now()
+		c.deadline = now + min(time.Until(deadline), math.MaxInt64-now)
 	}
 	b.mu.Lock()
 	if b.refusal != nil {

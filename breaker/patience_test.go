@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // hang returns when ctx ends, like a client whose server does not answer.
@@ -139,4 +140,29 @@ func TestDeadlineCountsFromItsTime(t *testing.T) {
 			require.Zero(t, b.Stats().Window, "the caller had no patience")
 		})
 	}
+}
+
+// The wall clock is set forward by an hour. The deadline has no monotonic clock reading, because another process has
+// sent it.
+func TestPatienceIgnoresTheWallClock(t *testing.T) { // not in a bubble, which has no monotonic clock
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+	b.StepWallClock(time.Hour)
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Round(0).Add(5*time.Millisecond))
+	defer cancel()
+	err := b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, breaker.Closed, b.State())
+}
+
+func TestDistantDeadlineDoesNotOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+		time.Sleep(time.Hour)
+		ctx, cancel := context.WithDeadline(t.Context(), time.Now().AddDate(500, 0, 0))
+		defer cancel()
+		ctx, work := linger.Begin(ctx)
+		require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
+		work.End(errDown)
+		require.Equal(t, breaker.Open, b.State())
+	})
 }
