@@ -190,12 +190,16 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 	if deadline, ok := ctx.Deadline(); ok {
 		w.deadline = after(w.since, time.Until(deadline))
 	}
-	if reason := b.rejection(cfg, w); reason != "" {
+	reason, displaced := b.rejection(cfg, w)
+	if reason != "" {
 		b.refuse(w, reason, w.since)
 		b.mu.Unlock()
 	} else {
 		w.ended, w.ready = ctx.Done(), make(chan struct{})
 		b.queue.add(w)
+		if displaced {
+			b.admitWaiters(w.since) // free slots may have been reserved for the displaced call
+		}
 		end := w.end(&b.service)
 		b.mu.Unlock()
 		b.await(w, end)
@@ -204,24 +208,24 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 }
 
 // rejection returns the reason why w may not wait, or "" if w may wait. If the queue is full, w may displace another
-// call. rejection then refuses the other call.
-func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
+// call. rejection then refuses the other call and returns true.
+func (b *Bulkhead) rejection(cfg *Config, w *waiter) (reason Reason, displaced bool) {
 	switch {
 	case w.cost > b.limit:
-		return TooCostly
+		return TooCostly, false
 	case cfg.MaxWait == 0:
 		return NoSlot
 	case w.hopeless(w.since, &b.service):
 		return DeadlineTooClose
 	case b.queue.waiting < cfg.Queue:
-		return ""
+		return "", false
 	}
 	other := b.queue.victim(w)
 	if other == nil {
-		return QueueFull
+		return QueueFull, false
 	}
 	b.turnAway(other, Displaced, w.since)
-	return ""
+	return "", true
 }
 
 // settle notifies the observers that w has its slots or is refused. It returns the slots or the refusal.

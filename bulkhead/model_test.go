@@ -155,6 +155,7 @@ func (m *model) acquire(c *modeled) {
 		}
 		m.leave(victim)
 		victim.reason = bulkhead.Displaced
+		defer m.grant() // free slots may have been reserved for the victim
 	}
 	if len(m.at(c.level)) == 0 {
 		m.pressure[c.level] = 0

@@ -295,3 +295,33 @@ func TestStatsOfCallsWithoutAShare(t *testing.T) {
 	defer hold(t, b)()
 	require.Equal(t, []bulkhead.ShareStats{{InFlight: 1}}, b.Stats().Shares)
 }
+
+// A displaced call may have free slots reserved for it. The calls that still wait then get these slots.
+func TestReservedSlotsOfDisplacedCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Limit: 4, MaxWait: bulkhead.Unlimited, Queue: 3, Share: shareOf, Cost: costOf,
+		})
+		c := newCallers(t, b)
+		start := func(name, share string, cost int) (cancel func()) {
+			ctx, cancel := context.WithCancel(costing(ofShare(t.Context(), share), cost))
+			c.start(ctx, name)
+			return cancel
+		}
+		start("first", "z", 2)
+		start("second", "z", 2)
+		start("oldest", "a", 1)
+		for range 6 { // from then on, the newest call is served first
+			start("canceled", "a", 1)()
+			synctest.Wait()
+		}
+		start("older", "a", 4)
+		start("newest", "a", 4)
+		c.finish("first")
+		require.Equal(t, 2, b.Stats().InFlight, "two slots are reserved for the newest call")
+		start("newcomer", "b", 1)
+		require.Equal(t, bulkhead.Displaced, c.refusal("newest"))
+		require.Equal(t, []string{"first", "second", "newcomer", "oldest"}, c.ran)
+		c.finishAll()
+	})
+}
