@@ -214,9 +214,9 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) (reason Reason, displaced b
 	case w.cost > b.limit:
 		return TooCostly, false
 	case cfg.MaxWait == 0:
-		return NoSlot
+		return NoSlot, false
 	case w.hopeless(w.since, &b.service):
-		return DeadlineTooClose
+		return DeadlineTooClose, false
 	case b.queue.waiting < cfg.Queue:
 		return "", false
 	}
@@ -232,6 +232,9 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) (reason Reason, displaced b
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	if w.refusal != nil {
 		w.refusal.err = ended.Error(ctx)
+		if a, ok := ctx.(adaptive); ok && w.refusal.Reason == TooCostly {
+			w.refusal.mayGrow = w.cost <= a.MaxLimit()
+		}
 		b.observers.Tell(ctx, Event{EventRefused, cfg.Name, w.refusal.Waited, w.refusal})
 		return slots{}, w.refusal
 	}

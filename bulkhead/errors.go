@@ -41,7 +41,8 @@ type FullError struct {
 	Queued   int           // number of waiting calls
 	Waited   time.Duration // the time that the call waited
 
-	err error // the error and the cause of ctx if ctx was done, or nil
+	err     error // the error and the cause of ctx if ctx was done, or nil
+	mayGrow bool  // the reason is TooCostly, but an adaptive limit may grow to Cost
 }
 
 func (e *FullError) Error() string {
@@ -77,5 +78,12 @@ func (e *FullError) Unwrap() error { return e.err }
 // Refused returns true, because the call was not made.
 func (e *FullError) Refused() bool { return true }
 
-// Retryable returns false if the reason is [TooCostly]. For all other reasons, it returns true.
-func (e *FullError) Retryable() bool { return e.Reason != TooCostly }
+// Retryable returns false if the reason is [TooCostly], unless the limit is adaptive and may grow to Cost. For all
+// other reasons, it returns true.
+func (e *FullError) Retryable() bool { return e.Reason != TooCostly || e.mayGrow }
+
+// An adaptive ctx is the ctx of a call whose limit may change. Package bulkhead/adaptive implements this interface.
+type adaptive interface {
+	// MaxLimit returns the highest limit.
+	MaxLimit() int
+}

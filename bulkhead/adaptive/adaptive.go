@@ -38,8 +38,8 @@
 //   - After a probe has found a change of the idle server's latency, another probe starts at the next full second.
 //   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
-// During a probe, the limit may be as low as Config.Min. A call that costs more slots than the lowered limit is
-// refused with the reason bulkhead.TooCostly.
+// During a probe, the limit may be as low as Config.Min. A call that costs more slots than the current limit is
+// refused with the reason bulkhead.TooCostly. The refusal is retryable if the call costs at most Config.Max.
 //
 // # Long calls
 //
@@ -135,6 +135,23 @@ func (c Config) Validate() error {
 
 type costKey struct{}
 
+// A callCtx is the ctx of a call in the inner bulkhead. Package bulkhead calls MaxLimit.
+type callCtx struct {
+	context.Context
+	cost, max int
+}
+
+// Value adds the call's cost to the values of the ctx.
+func (c *callCtx) Value(key any) any {
+	if key == (costKey{}) {
+		return c.cost
+	}
+	return c.Context.Value(key)
+}
+
+// MaxLimit returns Config.Max.
+func (c *callCtx) MaxLimit() int { return c.max }
+
 // slots returns the Config of the inner bulkhead, with a limit. The Cost of this Config returns the cost that acquire
 // has stored in ctx. Thus the Cost of c is called only once for each call.
 func (c Config) slots(limit int) bulkhead.Config {
@@ -226,7 +243,8 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 		return c, ended.Error(ctx)
 	}
 	c.cost = 1
-	if cost := b.setting.Load().Bulkhead.Cost; cost != nil {
+	cfg := b.setting.Load()
+	if cost := cfg.Bulkhead.Cost; cost != nil {
 		c.cost = max(cost(ctx), 0)
 	}
 	b.mu.Lock()
@@ -245,7 +263,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 			b.apply()
 		}
 	}()
-	c.free, err = b.slots.Begin(context.WithValue(ctx, costKey{}, c.cost))
+	c.free, err = b.slots.Begin(&callCtx{ctx, c.cost, cfg.Max})
 	return c, err
 }
 

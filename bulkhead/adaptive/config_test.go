@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/bulkhead/adaptive"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
@@ -136,7 +137,11 @@ func TestCostOfMinIsNeverTooCostly(t *testing.T) {
 		require.Equal(t, 8, b.Stats().Limit)
 		require.NoError(t, b.Do(costing(t.Context(), 8), nothing))
 		require.True(t, b.Stats().Probing, "it ends for nobody")
-		require.ErrorContains(t, b.Do(costing(t.Context(), 9), nothing), "too_costly")
+		for cost, mayFit := range map[int]bool{9: true, 20: true, 21: false} {
+			err := b.Do(costing(t.Context(), cost), nothing)
+			require.ErrorContains(t, err, "too_costly")
+			require.Equal(t, mayFit, behavior.Read(err).Retryable, "the limit may grow to Max")
+		}
 		requireIdle(t, b)
 	})
 }
