@@ -22,8 +22,8 @@
 //   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. It counts
 //     as a sample of at least four times the latency of an idle server. A response body that is cut off because time
 //     ran out is an additional sample of this kind.
-//   - A call that still runs after ten times the usual latency becomes a sample at that moment. The sample is a lower
-//     bound of the call's latency.
+//   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends. The
+//     sample is a lower bound of the call's latency.
 //   - A call is not a sample if it ends with another error or a panic, if an inner policy refuses it, or if its
 //     caller cancels it.
 //
