@@ -23,7 +23,8 @@ type Config struct {
 	// means that only ctx and Budget limit the attempts.
 	Attempts int
 	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is canceled,
-	// its error matches context.DeadlineExceeded, and another attempt may follow. Zero means no limit.
+	// and another attempt may follow. A retryable error of the attempt then matches context.DeadlineExceeded. Zero
+	// means no limit.
 	//
 	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
 	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body. Use

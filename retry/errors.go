@@ -110,7 +110,7 @@ func (c *attemptTimeoutCause) Is(target error) bool { return target == context.D
 func (c *attemptTimeoutCause) Timeout() bool        { return true }
 
 // A timeoutError wraps the error of an attempt that exceeded AttemptTimeout. It is used if the attempt's error
-// is retryable and does not itself report a timeout.
+// is retryable and does not itself match context.DeadlineExceeded.
 type timeoutError struct {
 	*attemptTimeoutCause
 	err error

@@ -32,6 +32,7 @@ package retry
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -162,7 +163,7 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 		return fn(ctx)
 	}
 	late, err := linger.Timed(ctx, c.AttemptTimeout, (*attemptTimeoutCause)(c), fn)
-	if late && !behavior.IsTimeout(err) && behavior.Read(err).Retryable {
+	if late && !errors.Is(err, context.DeadlineExceeded) && behavior.Read(err).Retryable {
 		return &timeoutError{(*attemptTimeoutCause)(c), err}
 	}
 	return err

@@ -272,7 +272,7 @@ func TestAttemptTimeoutError(t *testing.T) {
 		{"another error", reset, "retry: users: attempt took longer than AttemptTimeout of 1s: connection reset"},
 		{"a refusal", refusal{retryable: true}, "retry: users: attempt took longer than AttemptTimeout of 1s: refused"},
 		{"the end of ctx", context.DeadlineExceeded, ""},
-		{"a timeout", errSlow, ""},
+		{"a timeout", errSlow, "retry: users: attempt took longer than AttemptTimeout of 1s: users: i/o timeout"},
 		{"permanent", retry.Permanent(reset), ""},
 		{"answered", notFound, ""},
 	} {
