@@ -153,7 +153,9 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 		return nil
 	}
 	r.counts.failed.Add(1)
-	r.counts.end(outcomeNested)
+	if !ended.Lost(ctx) {
+		r.counts.end(outcomeNested)
+	}
 	return err
 }
 
