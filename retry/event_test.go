@@ -243,3 +243,39 @@ func TestDescriptionUpdate(t *testing.T) {
 	require.NoError(t, changeBudget(false, ratio))
 	require.Equal(t, []any{5, 0.5}, []any{r.Config().Attempts, b.Config().Ratio})
 }
+
+// HealthyAfter starts the count of attempts again, but the call was retried.
+func TestEndedEventAfterHealthyAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		r := retry.New(retry.Config{HealthyAfter: time.Minute, Backoff: retry.Constant(time.Second)})
+		r.Observe(log.note)
+		calls := 0
+		err := r.Do(t.Context(), func(context.Context) error {
+			if calls++; calls == 1 {
+				return errDown
+			}
+			time.Sleep(time.Hour)
+			return retry.Permanent(errDown)
+		})
+		require.Equal(t, errDown, err)
+		events := log.take()
+		require.Len(t, events, 2)
+		require.Equal(t, retry.EventRetried, events[0].Kind)
+		require.Equal(t, retry.EventEnded, events[1].Kind)
+		require.Equal(t, retry.OutcomePermanent, events[1].Outcome)
+		require.Equal(t, 1, events[1].Attempts)
+	})
+}
+
+func TestLostNestedCallIsNotCounted(t *testing.T) {
+	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	inner := retry.New(retry.Config{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := outer.Wrap(inner.Wrap(func(ctx context.Context) error {
+		cancel(ended.LostError("the other was faster"))
+		return ctx.Err()
+	}))(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, retry.Stats{Attempts: 1}, inner.Stats())
+}

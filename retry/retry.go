@@ -101,7 +101,9 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if err == nil && c.n == 1 {
 			r.counts.end(outcomeFirstTry)
 			return nil
+			retried := c.retried
 		}
+			c.retried = retried
 		if err == nil {
 			return c.finish(OutcomeRecovered, nil)
 		}
@@ -138,6 +140,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return c.giveUp(contextOutcome(ctx), ended.Error(ctx))
 		}
 		r.counts.retried.Add(1)
+		c.retried = true
 	}
 }
 
@@ -192,6 +195,7 @@ type call struct {
 // treat a call that failed as a call that was refused.
 func (c *call) remember(err error, kind behavior.Kind) {
 	switch {
+	retried  bool      // an EventRetried was sent, so an EventEnded must follow
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
 		c.kind, c.earlier = kind, nil
 	case c.earlier == nil:
@@ -258,7 +262,7 @@ func (c *call) giveUp(outcome Outcome, cause error) error {
 }
 
 // finish ends the call with err. err is nil or the error of fn.
-func (c *call) finish(outcome Outcome, err error) error { return c.end(outcome, err, c.n > 1) }
+func (c *call) finish(outcome Outcome, err error) error { return c.end(outcome, err, c.retried) }
 
 func (c *call) end(outcome Outcome, err error, notify bool) error {
 	if notify && outcome != outcomeLost {
