@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
@@ -47,6 +48,7 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 // give a Budget to only one of the retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
+	users   atomic.Int64 // number of Retriers that have ever used the Budget
 
 	mu                  sync.Mutex
 	held                int64     // number of retries, in billionths of a retry, so that a nanosecond adds a whole number

@@ -359,3 +359,26 @@ func TestBudgetConfigValidate(t *testing.T) {
 	require.NoError(t, retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None}.Validate())
 	require.Zero(t, retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None}).Stats().Left)
 }
+
+// The eviction of one of several Retriers loses no state of a Budget that they share.
+func TestSharedBudgetKeepsNoMember(t *testing.T) {
+	for _, update := range []bool{false, true} {
+		budget := retry.NewBudget(retry.BudgetConfig{PerSecond: 1, Ratio: retry.None})
+		group := resilience.NewGroup(func(string) *retry.Retrier {
+			cfg := retry.Config{Attempts: 2, Backoff: retry.Constant(0), Budget: budget}
+			if update {
+				cfg.Budget = nil
+			}
+			r := retry.New(cfg)
+			for range 2 {
+				require.NoError(t, r.Update(func(c *retry.Config) { c.Budget = budget }))
+			}
+			return r
+		}, resilience.GroupConfig{MaxKeys: 1})
+		require.Error(t, group.Do(t.Context(), "a", fail))
+		require.True(t, budget.Describe().InUse())
+		require.NoError(t, group.Do(t.Context(), "b", succeed))
+		_, ok := group.Get("b")
+		require.True(t, ok)
+	}
+}

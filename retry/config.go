@@ -109,4 +109,6 @@ func (r *Retrier) Config() Config { return r.setting.Config() }
 // because Update holds a lock.
 //
 // Calls in flight finish under the old configuration.
-func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }
+func (r *Retrier) Update(change func(*Config)) error {
+	return r.setting.Update(change, sameName, r.useBudget)
+}

@@ -3,6 +3,7 @@ package retry
 import (
 	"context"
 	"log/slog"
+	"math"
 
 	"github.com/go-resilience/resilience/policy"
 )
@@ -22,7 +23,7 @@ func (r *Retrier) Describe() policy.Description {
 		Config:  func() any { return r.settings() },
 		Update:  r.configure,
 		Observe: policy.Events(r.Observe, Event.describe),
-		InUse:   func() bool { return r.setting.Load().Budget.inUse() },
+		InUse:   func() bool { return r.setting.Load().Budget.inUseBy(1) },
 	}
 }
 
@@ -35,7 +36,7 @@ func (r *Retrier) settings() Config {
 }
 
 func (r *Retrier) configure(dryRun bool, change func(cfg any) error) error {
-	return r.setting.Change(dryRun, change, sameName, nil)
+	return r.setting.Change(dryRun, change, sameName, r.useBudget)
 }
 
 // describe converts e to the form in which all policies report events. The end of a failed call has the level Warn.
@@ -67,7 +68,7 @@ func (b *Budget) Describe() policy.Description {
 		Health:  func(context.Context) policy.Health { return b.health() },
 		Config:  func() any { return b.Config() },
 		Update:  b.configure,
-		InUse:   b.inUse,
+		InUse:   func() bool { return b.inUseBy(math.MaxInt64) },
 	}
 }
 
@@ -84,9 +85,10 @@ func (b *Budget) health() (h policy.Health) {
 	return h
 }
 
-// inUse reports whether b holds fewer retries than a new Budget. If a Group evicted such a Budget, the new Budget
-// that replaces it would allow more retries.
-func (b *Budget) inUse() (inUse bool) {
-	b.refill(func(c *BudgetConfig) { inUse = c.initial() > b.held })
+// inUseBy reports whether b holds fewer retries than a new Budget, and at most most Retriers use b. If a Group evicted
+// the only Retrier of such a Budget, the new Budget that replaces it would allow more retries. A Budget that Retriers
+// share stays the same.
+func (b *Budget) inUseBy(most int64) (inUse bool) {
+	b.refill(func(c *BudgetConfig) { inUse = b.users.Load() <= most && c.initial() > b.held })
 	return inUse
 }

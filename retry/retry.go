@@ -48,6 +48,7 @@ import (
 // A Retrier retries calls. It is safe for concurrent use.
 type Retrier struct {
 	setting   settings.Setting[Config]
+	budget    *Budget // the latest Budget; guarded by setting
 	counts    counts
 	observers notify.Observers[Event]
 }
@@ -56,7 +57,16 @@ type Retrier struct {
 func New(cfg Config) *Retrier {
 	r := new(Retrier)
 	r.setting.Init(cfg, Config.withDefaults)
+	r.useBudget(&cfg)
 	return r
+}
+
+// useBudget counts r as a user of a new Budget. The calls of useBudget do not overlap.
+func (r *Retrier) useBudget(cfg *Config) {
+	if b := cfg.Budget; b != nil && b != r.budget {
+		b.users.Add(1)
+	}
+	r.budget = cfg.Budget
 }
 
 // Wrap returns a function that calls fn under [Retrier.Do].
@@ -91,7 +101,9 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		refused := end.Kind == behavior.Refused
 		switch {
 		case err != nil && !refused && cfg.HealthyAfter > 0 && time.Since(start) >= cfg.HealthyAfter:
+			retried := c.retried
 			c = fresh
+			c.retried = retried
 		case refused && c.charged: // the retry did not reach the dependency
 			cfg.Budget.refund()
 		}
@@ -101,9 +113,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if err == nil && c.n == 1 {
 			r.counts.end(outcomeFirstTry)
 			return nil
-			retried := c.retried
 		}
-			c.retried = retried
 		if err == nil {
 			return c.finish(OutcomeRecovered, nil)
 		}
@@ -130,6 +140,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if cause != nil {
 			return c.giveUp(outcome, cause)
 		}
+		c.retried = true
 		r.observers.Tell(ctx, Event{
 			Kind: EventRetried, Name: a.Name, Attempts: a.Number, Err: err, Delay: a.Delay, RetryingFor: a.RetryingFor,
 		})
@@ -140,7 +151,6 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return c.giveUp(contextOutcome(ctx), ended.Error(ctx))
 		}
 		r.counts.retried.Add(1)
-		c.retried = true
 	}
 }
 
@@ -183,6 +193,7 @@ type call struct {
 	failedAt time.Time // when the first attempt failed
 	delays   Backoff   // the delays before the retries; nil before the first retry
 	charged  bool      // the current attempt has taken a retry out of the Budget
+	retried  bool      // an EventRetried was sent, so an EventEnded must follow
 
 	// kind is Failed if any attempt failed. Otherwise it is Answered if any attempt was answered, and Refused if every
 	// attempt was refused.
@@ -195,7 +206,6 @@ type call struct {
 // treat a call that failed as a call that was refused.
 func (c *call) remember(err error, kind behavior.Kind) {
 	switch {
-	retried  bool      // an EventRetried was sent, so an EventEnded must follow
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
 		c.kind, c.earlier = kind, nil
 	case c.earlier == nil:
