@@ -92,6 +92,8 @@ type member[P any] struct {
 	// unpin unpins the member when a call's work ends. It is created once per member, because otherwise each
 	// call would allocate it.
 	unpin func(error)
+	// closed is set at the eviction if Close has already closed the policy.
+	closed bool
 }
 
 // NewGroup returns a Group that creates its members with newMember. newMember must be fast and must not use
@@ -109,9 +111,13 @@ func NewGroup[K comparable, P interface {
 			m.Value.unpin = func(error) { g.table.Unpin(m) }
 			g.prepare(m.Key, &m.Value)
 		},
-		InUse:      func(m *member[P]) bool { return m.inUse != nil && m.inUse() },
-		Evict:      g.evict,
-		Evicted:    func(m member[P]) { _ = closePolicy(m.policy) },
+		InUse: func(m *member[P]) bool { return m.inUse != nil && m.inUse() },
+		Evict: g.evict,
+		Evicted: func(m member[P]) {
+			if !m.closed {
+				_ = closePolicy(m.policy)
+			}
+		},
 		MaxKeys:    cmp.Or(cfg.MaxKeys, 10_000),
 		IdleAfter:  cmp.Or(cfg.IdleAfter, 10*time.Minute),
 		KeepStrays: true,
@@ -146,6 +152,7 @@ func closePolicy(p any) error {
 // evict before it evicts the member, and holds its lock during the call.
 func (g *Group[K, P]) evict(m *member[P]) {
 	g.evictions++
+	m.closed = g.closed // Close pins the members until it has closed them
 	g.stopMember(m)
 	if d := descriptionOf(m.policy); d.Metrics != nil {
 		for _, metric := range d.Metrics() {
