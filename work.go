@@ -38,11 +38,17 @@ func BeginWork(ctx context.Context) (context.Context, *Work) {
 
 // WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
 // after Continue was called, because a later call under the same ctx is a separate call. A policy calls the
-// work's OnEnd method to be notified when the work ends. The function [AtEnd] does this for you.
+// work's OnEnd method, which accepts a nil Work, to be notified when the work ends. The function [AtEnd] does
+// this for you.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 
 // Continue makes the work continue after the innermost function has returned. The innermost function must
 // call Continue before it returns nil.
+//
+// Only one call may continue. If middleware turns the success of a call that has called Continue into an
+// error, and a retrier then makes another attempt, that attempt is not part of the work: bulkheads release its
+// slot, and timeouts cancel its ctx, when its function returns. Middleware that does this must be outside the
+// retrier, or BeginWork must be called inside the retrier.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
 // End ends the work. A nil err means that the work ended normally. Otherwise err is the reason why the work
