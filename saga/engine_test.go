@@ -123,6 +123,7 @@ func (e *jsonEngine) decide(id string, in saga.Input) (d saga.Decision, err erro
 	if err != nil {
 		return d, err
 	}
+	assert.True(e.t, d.WakeAt.IsZero() || d.WakeAt.After(in.Now), "an alarm in the past rings forever")
 	again, err := def.Decide(s.Snapshot, copied(in))
 	assert.NoError(e.t, err)
 	assert.Equal(e.t, copied(d), copied(again), "a decision depends on its arguments alone")

@@ -240,11 +240,17 @@ func (m *machine) onChildren(i int) bool {
 		(st.Status == StepStarted || st.Status == StepUndoing)
 }
 
+// waits reports whether a step waits for its Delay or Await. A step after the first incomplete group does not, even if
+// it has that status: the definition may have changed since its wait started.
+func (m *machine) waits(i int) bool {
+	return m.Steps[i].Status == StepWaiting && m.p.steps[i].group <= m.at
+}
+
 // onSignal reports whether a step waits for a signal now.
 func (m *machine) onSignal(now time.Time) bool {
 	for i := range m.Steps {
-		st, d := &m.Steps[i], &m.p.steps[i]
-		if st.Status == StepWaiting && d.await != "" && !now.Before(st.WaitingSince.Add(d.delay)) {
+		d := &m.p.steps[i]
+		if m.waits(i) && d.await != "" && !now.Before(m.Steps[i].WaitingSince.Add(d.delay)) {
 			return true
 		}
 	}
@@ -309,8 +315,8 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Steps {
 		t := m.Steps[i].NotBefore
 		if m.Steps[i].Status == StepWaiting {
-			if t.IsZero() || m.turns(now) {
-				continue // the step waits for a signal without a limit, or is not continued
+			if t.IsZero() || !m.waits(i) || m.turns(now) {
+				continue // the step waits for a signal without a limit or for another step, or is not continued
 			}
 		} else if !m.readyButForTime(i, now) || m.onChildren(i) && !children {
 			continue
@@ -379,9 +385,9 @@ func (m *machine) waitsFor() string {
 		switch {
 		case m.onChildren(i):
 			return fmt.Sprintf("step %s waits for its saga", name)
-		case m.Steps[i].Status == StepWaiting && await != "":
+		case m.waits(i) && await != "":
 			return fmt.Sprintf("step %s waits for signal %s", name, await)
-		case m.Steps[i].Status == StepWaiting:
+		case m.waits(i):
 			return fmt.Sprintf("step %s waits for its time", name)
 		}
 	}
@@ -893,6 +899,12 @@ func (m *machine) move(p *program) error {
 		return fmt.Errorf("its pivot %s is done, and the pivot of version %d is not", *was, p.version)
 	}
 	m.p, m.Version, m.at, m.work = p, p.version, 0, make([]work, len(p.steps))
+	m.skipComplete()
+	for i := range m.Steps {
+		if m.Steps[i].Status == StepWaiting && !m.waits(i) {
+			m.set(i, StepIdle) // the step waits again, from the beginning, after the steps that p adds before it
+		}
+	}
 	if m.orphan || m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true) // see load
 	}

@@ -124,7 +124,7 @@ type Operation struct {
 	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the saga's
 	// pivot is done, the pivot of that version must be done as well. If that version has an additional step before these
 	// steps, the additional step is done next, even after the pivot. If the additional step returns a [Declined] error
-	// after the pivot, the saga is stuck. Version may be the saga's own version if a deployment changed the steps of that
+	// after the pivot, the saga is stuck. A Delay or Await after the additional step starts again from the beginning. Version may be the saga's own version if a deployment changed the steps of that
 	// version. Zero means that the version does not change.
 	Version int
 }

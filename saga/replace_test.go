@@ -239,3 +239,56 @@ func TestAddedStepRunsBeforeStartedStep(t *testing.T) {
 		require.Equal(t, []string{"address", "hotel"}, order)
 	})
 }
+
+// TestMoveRestartsWaitAfterAddedStep: the step waits when the operator moves the saga. Its time passes while the added
+// step runs, or waits for its next attempt.
+func TestMoveRestartsWaitAfterAddedStep(t *testing.T) {
+	for name, wait := range map[string]func(*saga.Step[trip]){
+		"Delay":    func(st *saga.Step[trip]) { st.Delay = time.Hour },
+		"AwaitFor": func(st *saga.Step[trip]) { st.Await, st.AwaitFor = "paid", time.Hour },
+	} {
+		t.Run(name, func(t *testing.T) {
+			address, hotel := step("address"), step("hotel")
+			address.Backoff = func(int) time.Duration { return 3 * time.Hour }
+			wait(&hotel)
+			v2 := sequence(step("flight"), address, hotel)
+			v2.Version = 2
+			first, err := saga.Define(sequence(step("flight"), hotel))
+			require.NoError(t, err)
+			second, err := saga.Define(v2)
+			require.NoError(t, err)
+			now := time.Unix(1e9, 0)
+			snap, err := first.Begin("trip-1", []byte(`{}`), now)
+			require.NoError(t, err)
+			d, err := first.Decide(snap, saga.Input{Now: now})
+			require.NoError(t, err)
+			decide := func(def *saga.Definition, in saga.Input) {
+				t.Helper()
+				in.Now = now
+				d, err = def.Decide(copied(d.Snapshot), in)
+				require.NoError(t, err)
+				require.Empty(t, d.NotAllowed)
+				require.True(t, d.WakeAt.IsZero() || d.WakeAt.After(now), "WakeAt is %v before Now", now.Sub(d.WakeAt))
+			}
+			perform := func(def *saga.Definition) {
+				t.Helper()
+				require.Len(t, d.Calls, 1)
+				decide(def, saga.Input{Answers: []saga.Answer{def.Perform(t.Context(), d.Calls[0])}})
+			}
+			perform(first)
+			require.Equal(t, now.Add(time.Hour), d.WakeAt)
+			decide(second, saga.Input{Operation: &saga.Operation{Action: saga.ActionRetry, Version: 2, Note: "the address"}})
+			now = now.Add(2 * time.Hour)
+			decide(second, saga.Input{})
+			decide(second, saga.Input{Answers: []saga.Answer{
+				{Step: "address", Op: saga.OpDo, Outcome: saga.OutcomeMaybeApplied, Error: "down", RetryAfter: 3 * time.Hour},
+			}})
+			require.Equal(t, now.Add(3*time.Hour), d.WakeAt)
+			now = d.WakeAt
+			decide(second, saga.Input{})
+			perform(second)
+			require.Equal(t, saga.Running, d.Status)
+			require.Equal(t, now.Add(time.Hour), d.WakeAt)
+		})
+	}
+}
