@@ -230,7 +230,7 @@ func (d *delivery) insertRow(ctx context.Context, op Op, reason string) (first b
 
 // recorded returns the reason in a command's row. arrived is the operation that has arrived. If the request that
 // inserted the row had the same command as this request, the two requests must be equal: recorded returns an error if
-// both have a fingerprint and the fingerprints differ.
+// both have a fingerprint and the fingerprints are of different requests.
 func (d *delivery) recorded(ctx context.Context, op, arrived Op) (reason string, err error) {
 	fingerprint, before := participant.Fingerprint(ctx), ""
 	if fingerprint == "" {
@@ -245,7 +245,7 @@ func (d *delivery) recorded(ctx context.Context, op, arrived Op) (reason string,
 	if reason == string(OpUndo) {
 		written = OpUndo
 	}
-	if written == arrived && before != "" && before != fingerprint {
+	if written == arrived && before != "" && !participant.SameRequest(before, fingerprint) {
 		return "", Permanent(participant.ErrOtherRequest)
 	}
 	return reason, nil

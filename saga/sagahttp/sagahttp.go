@@ -8,7 +8,6 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"mime"
@@ -152,7 +151,8 @@ type Handler struct {
 //     is set;
 //   - 422 if an earlier request with the same command had another body. The bodies are compared by a fingerprint, which
 //     is stored in the [saga.BarrierTable]. If a body is larger than 1 MiB, the fingerprint covers only its first 1 MiB
-//     and the Content-Length. The boundary of a multipart body is ignored;
+//     and the Content-Length. The boundary of a multipart body is ignored, and so is the Content-Length if a boundary
+//     of another length has changed it;
 //   - 503, with the Retry-After of the error, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer whose Retryable method returns true, or if the
 //     transaction fails.
@@ -199,16 +199,24 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // maxPrinted is the maximum number of bytes of a body that are read into memory for the fingerprint. Apply reads the
-// remaining body as a stream.
-const maxPrinted = 1 << 20
+// remaining body as a stream. If the body is multipart, boundaries more bytes are read: about 1,000 boundaries.
+const (
+	maxPrinted = 1 << 20
+	boundaries = 64 << 10
+)
 
-// fingerprint returns a fingerprint of the body. The whole body can still be read from the request.
+// fingerprint returns a fingerprint of the body. The whole body can still be read from the request. The fingerprint
+// does not depend on the boundary of a multipart body, because a client generates a new one for each attempt.
 func fingerprint(r *http.Request) (string, error) {
 	body := r.Body
 	if body == nil {
 		body = http.NoBody
 	}
-	head, err := io.ReadAll(io.LimitReader(body, maxPrinted))
+	limit, boundary := maxPrinted, ""
+	if _, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err == nil && params["boundary"] != "" {
+		limit, boundary = maxPrinted+boundaries, params["boundary"]
+	}
+	head, err := io.ReadAll(io.LimitReader(body, int64(limit)))
 	if err != nil {
 		return "", err
 	}
@@ -216,14 +224,17 @@ func fingerprint(r *http.Request) (string, error) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(head), body), body}
-	// Ignore the boundary, because a client generates a new one for each attempt.
-	if _, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err == nil && params["boundary"] != "" {
-		head = bytes.ReplaceAll(head, []byte(params["boundary"]), nil)
+	printed := head
+	if boundary != "" {
+		printed = bytes.ReplaceAll(head, []byte(boundary), nil)
+		if len(head) == limit { // head may end within a boundary
+			printed = printed[:max(len(printed)-len(boundary), 0)]
+		}
 	}
-	sum := sha256.New()
-	sum.Write(head)
-	if len(head) == maxPrinted {
-		fmt.Fprint(sum, r.ContentLength)
+	sum := sha256.Sum256(printed[:min(len(printed), maxPrinted)])
+	print := hex.EncodeToString(sum[:])
+	if len(head) == limit || len(printed) >= maxPrinted {
+		print = participant.WithLength(print, len(boundary), r.ContentLength)
 	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	return print, nil
 }

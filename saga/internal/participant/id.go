@@ -120,3 +120,19 @@ func Fingerprint(ctx context.Context) string {
 	fingerprint, _ := ctx.Value(fingerprintKey{}).(string)
 	return fingerprint
 }
+
+// WithLength returns a fingerprint that also has the length of the body. That length depends on the length of the
+// boundary, which is 0 if the body is not multipart.
+func WithLength(fingerprint string, boundary int, length int64) string {
+	return fmt.Sprint(fingerprint, " ", boundary, " ", length)
+}
+
+// SameRequest reports whether two fingerprints may be those of the same request. Lengths are compared only if the
+// boundaries have the same length.
+func SameRequest(a, b string) bool {
+	x, y := strings.Fields(a), strings.Fields(b)
+	if len(x) == 3 && len(y) == 3 && x[1] != y[1] {
+		return x[0] == y[0]
+	}
+	return a == b
+}
