@@ -484,8 +484,14 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
-		// The reply of the store may be lost. If the saga exists, its nonce shows whether this call started it.
-		found, lerr := r.store.Load(ctx, req.ID)
+		// The reply of the store may be lost. If the saga exists, its nonce shows whether this call started it. If so, this
+		// runner may own the saga and must run it, even if ctx is done.
+		load, cancel := ctx, context.CancelFunc(func() {})
+		if req.Owner != "" {
+			load, cancel = context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/8)
+		}
+		found, lerr := r.store.Load(load, req.ID)
+		cancel()
 		if lerr != nil {
 			return rec, fmt.Errorf("saga: start of %q: %w", req.ID, err)
 		}
