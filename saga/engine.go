@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
@@ -234,6 +235,7 @@ type snapshot struct {
 	Calls     map[string][]byte `json:"calls,omitempty"` // the calls in progress: the state that each step received
 	WishStep  string            `json:"wish_step,omitempty"`
 	Wish      string            `json:"wish,omitempty"`
+	Answered  bool              `json:"wish_answered,omitempty"` // Wish is the text of an answer
 
 	CompleteBy time.Time `json:"complete_by,omitzero"`
 	CreatedAt  time.Time `json:"created_at"`
@@ -263,7 +265,7 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 		}
 	}
 	if m.wish != nil {
-		j.WishStep, j.Wish = m.wishStep, storable(m.wish.Error())
+		j.WishStep, j.Wish, j.Answered = m.wishStep, storable(m.wish.Error()), behavior.IsAnswered(m.wish)
 	}
 	return json.Marshal(&j)
 }
@@ -290,6 +292,9 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	m.cause, m.wish = reason(m.Cause), reason(j.Wish)
 	if m.answered {
 		m.cause = Permanent(m.cause)
+	}
+	if j.Answered {
+		m.wish = Permanent(m.wish)
 	}
 	if m.signals == nil {
 		m.signals = map[string][]byte{}

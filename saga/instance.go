@@ -155,6 +155,47 @@ func decode(rec *store.Record) (*Instance, error) {
 	return in, err
 }
 
+// An instanceJSON is the JSON form of an Instance. It has the data from which IdleFor and [Error.Answered] are
+// computed, and the fields of the steps that a Record does not have, since another engine may send an Instance as
+// JSON.
+type instanceJSON struct {
+	*instanceFields
+	Steps    []stepJSON
+	Since    time.Time `json:",omitzero"`
+	Answered bool      `json:",omitempty"`
+}
+
+type instanceFields Instance // without methods
+
+type stepJSON struct {
+	StepState
+	Parallel bool `json:"parallel,omitempty"`
+	Pivot    bool `json:"pivot,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (in Instance) MarshalJSON() ([]byte, error) {
+	j := instanceJSON{instanceFields: (*instanceFields)(&in), Since: in.since, Answered: in.answered}
+	for _, st := range in.Steps {
+		j.Steps = append(j.Steps, stepJSON{st, st.Parallel, st.Pivot})
+	}
+	return json.Marshal(&j)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (in *Instance) UnmarshalJSON(data []byte) error {
+	j := instanceJSON{instanceFields: (*instanceFields)(in)}
+	if err := json.Unmarshal(data, &j); err != nil {
+		return err
+	}
+	in.since, in.answered, in.Steps = j.Since, j.Answered, nil
+	for _, st := range j.Steps {
+		st.StepState.Parallel, st.StepState.Pivot = st.Parallel, st.Pivot
+		in.Steps = append(in.Steps, st.StepState)
+	}
+	return nil
+}
+
 // show returns the Instance of a record for programs and operators. p is the saga's definition, or nil if it is not
 // known.
 func show(rec *store.Record, p *program) *Instance {

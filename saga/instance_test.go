@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -157,4 +158,24 @@ func TestRecordedError(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestInstanceSurvivesJSON: another engine may send an Instance as JSON.
+func TestInstanceSurvivesJSON(t *testing.T) {
+	in := get(t, store.Record{
+		Status: saga.Running, CreatedAt: time.Unix(1e9, 0).UTC(), Now: time.Unix(1e9+60, 0).UTC(), State: []byte(`{}`),
+		Progress: []byte(`{"since":"2001-09-09T01:47:00Z","answered":true,"pivot":"pay","steps":[` + flightDone +
+			`,{"n":"pay","s":"idle"},{"n":"mail","s":"idle"}]}`),
+	})
+	back := copied(in)
+	require.Equal(t, 40*time.Second, back.IdleFor())
+	require.Equal(t, in.Steps, back.Steps)
+	require.True(t, back.Steps[1].Pivot)
+	data, err := json.Marshal(in)
+	require.NoError(t, err)
+	again, err := json.Marshal(*back)
+	require.NoError(t, err)
+	require.JSONEq(t, string(data), string(again))
+	require.Contains(t, string(data), `"Answered":true`)
+	require.Error(t, json.Unmarshal([]byte(`{"ID":1}`), back))
 }

@@ -2,8 +2,10 @@ package enginetest
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-resilience/resilience/saga"
 )
@@ -15,17 +17,29 @@ type story struct {
 	status   saga.Status
 	at       string // the step at which the saga turned back or got stuck
 	cause    string // a part of the expected cause; "" means that there is no cause
+	answered bool   // the cause is a participant's answer
 	calls    []string
 	statuses []saga.StepStatus
 }
 
 func (s *suite) tell(st story) {
-	h := s.start("trip-1", st.steps()...)
+	steps := st.steps()
+	h := s.start("trip-1", steps...)
 	in := s.wait("trip-1", st.status)
 	s.statuses(in, st.statuses...)
 	s.need(in.Step == st.at, "the saga ended at step %q, want %q", in.Step, st.at)
 	s.need(strings.Contains(in.Cause, st.cause), "the cause is %q, want one with %q", in.Cause, st.cause)
 	s.need(st.cause != "" || in.Cause == "", "the cause is %q, want none", in.Cause)
+	s.need(in.IdleFor() < time.Hour, "the saga has made no progress for %v", in.IdleFor())
+	for i := range steps {
+		s.need(in.Steps[i].Pivot == steps[i].Pivot && in.Steps[i].Parallel == steps[i].Parallel,
+			"step %s has Pivot %t and Parallel %t", steps[i].Name, in.Steps[i].Pivot, in.Steps[i].Parallel)
+	}
+	if st.status != saga.Completed {
+		_, err := h.Result(s.ctx, "trip-1")
+		e, _ := errors.AsType[*saga.Error](err)
+		s.need(e != nil && e.Answered() == st.answered, "Answered is not %t: %v", st.answered, err)
+	}
 	if st.calls != nil {
 		s.done(h, "trip-1", st.status, st.calls...)
 	}
@@ -75,7 +89,7 @@ var stories = []story{
 		steps: func() []saga.Step[trip] {
 			return []saga.Step[trip]{step("flight"), failing("hotel", saga.Declined(errBroken))}
 		},
-		status: saga.Compensated, at: "hotel", cause: "broken",
+		status: saga.Compensated, at: "hotel", cause: "broken", answered: true,
 		calls:    []string{"do flight", "do hotel", "undo flight"},
 		statuses: []saga.StepStatus{saga.StepUndone, saga.StepNoEffect},
 	}, {
@@ -147,7 +161,7 @@ var stories = []story{
 		steps: func() []saga.Step[trip] {
 			return []saga.Step[trip]{failing("flight", saga.Declined(errBroken)), parallel(interruptible("car"))}
 		},
-		status: saga.Compensated, at: "flight", cause: "broken",
+		status: saga.Compensated, at: "flight", cause: "broken", answered: true,
 		statuses: []saga.StepStatus{saga.StepNoEffect, saga.StepUndone},
 	},
 }
