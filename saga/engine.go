@@ -106,8 +106,9 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 // If in.Operation has a Version, it moves a saga of another version to d. Such an Input must have no Answers and no
 // Signals.
 //
-// The engine stores the Decision's Snapshot before it performs the Calls. An Answer to a call that is not in progress
-// is ignored. Decide returns an error if the snapshot does not match the definition.
+// The engine stores the Decision's Snapshot before it performs the Calls. An Answer to a call that is not in progress,
+// such as one that arrives twice or after [Call.Interrupted], is ignored. Decide returns an error if the snapshot does
+// not match the definition.
 func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	if was.m == nil {
 		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
@@ -232,7 +233,9 @@ type snapshot struct {
 	Failures  int               `json:"failures,omitempty"`
 	LastError string            `json:"last_error,omitempty"`
 	Signals   map[string][]byte `json:"signals,omitempty"`
-	Calls     map[string][]byte `json:"calls,omitempty"` // the calls in progress: the state that each step received
+	Calls     map[string][]byte `json:"calls,omitempty"`   // the calls in progress: the state that each step received
+	Numbers   map[string]int64  `json:"numbers,omitempty"` // the Numbers of the calls in progress, by step
+	Begun     int64             `json:"begun,omitempty"`
 	WishStep  string            `json:"wish_step,omitempty"`
 	Wish      string            `json:"wish,omitempty"`
 	Answered  bool              `json:"wish_answered,omitempty"` // Wish is the text of an answer
@@ -253,15 +256,15 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 	}
 	j := snapshot{
 		V: snapshotVersion, ID: m.ID, Saga: m.Saga, Version: m.Version, Status: m.Status, State: m.State,
-		Progress: m.encode(), Seq: m.Seq, Failures: m.Failures, LastError: m.LastError, Signals: m.signals,
+		Progress: m.encode(), Seq: m.Seq, Failures: m.Failures, LastError: m.LastError, Signals: m.signals, Begun: m.begun,
 		CompleteBy: m.CompleteBy, CreatedAt: m.CreatedAt, UpdatedAt: m.UpdatedAt, Now: m.Now,
 	}
 	for i := range m.work {
 		if m.work[i].busy {
 			if j.Calls == nil {
-				j.Calls = make(map[string][]byte)
+				j.Calls, j.Numbers = make(map[string][]byte), make(map[string]int64)
 			}
-			j.Calls[m.Steps[i].Name] = m.work[i].base
+			j.Calls[m.Steps[i].Name], j.Numbers[m.Steps[i].Name] = m.work[i].base, m.work[i].number
 		}
 	}
 	if m.wish != nil {
@@ -288,7 +291,9 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	m := &machine{Instance: *in, signals: j.Signals, wishStep: j.WishStep, work: make([]work, len(in.Steps))}
+	m := &machine{
+		Instance: *in, signals: j.Signals, wishStep: j.WishStep, work: make([]work, len(in.Steps)), begun: j.Begun,
+	}
 	m.cause, m.wish = reason(m.Cause), reason(j.Wish)
 	if m.answered {
 		m.cause = Permanent(m.cause)
@@ -302,6 +307,7 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	for i := range m.Steps {
 		w := &m.work[i]
 		w.base, w.busy = j.Calls[m.Steps[i].Name]
+		w.number = j.Numbers[m.Steps[i].Name]
 	}
 	s.m = m
 	return nil
@@ -313,6 +319,7 @@ type Call struct {
 	Version  int    // the Version of the definition
 	Step     string // the Name of the step
 	Op       Op
+	Number   int64 // the number of the call among the calls of the saga, from 1
 	Command  Command
 	Refusals int               // consecutive refusals before this attempt
 	State    []byte            // the saga's encoded state
@@ -330,6 +337,7 @@ type Call struct {
 type Answer struct {
 	Step       string        // the Step of the Call
 	Op         Op            // the Op of the Call
+	Number     int64         // the Number of the Call; Decide ignores the Answer if another call is in progress
 	Outcome    Outcome       // the kind of the result
 	Error      string        // the text of the error, or ""
 	Final      bool          // the step is not retried
@@ -353,7 +361,8 @@ type Answer struct {
 // call does not count as an attempt, but the step may have taken effect.
 func (c Call) Interrupted(err error) Answer {
 	return Answer{
-		Step: c.Step, Op: c.Op, Outcome: OutcomeInterrupted, Error: storable(err.Error()), RetryAfter: leastPause, err: err,
+		Step: c.Step, Op: c.Op, Number: c.Number, Outcome: OutcomeInterrupted,
+		Error: storable(err.Error()), RetryAfter: leastPause, err: err,
 	}
 }
 
@@ -495,7 +504,7 @@ func (m *machine) resume(in *Input) {
 // the answer has come twice or too late, and is ignored.
 func (m *machine) take(a Answer, in *Input) Answer {
 	i := m.index(a.Step)
-	if i < 0 || !m.work[i].busy || m.op(i) != a.Op {
+	if i < 0 || !m.work[i].busy || m.op(i) != a.Op || m.work[i].number != a.Number {
 		return a
 	}
 	m.returned(i)
@@ -657,6 +666,7 @@ func (m *machine) call(i int) Call {
 		State: m.State, Signals: m.signals, Timeout: max(d.timeout, 0), carried: m.carried,
 		Command: Command{Attempt: m.begin(i), Epoch: m.Epoch}, children: st.Children,
 	}
+	c.Number = m.work[i].number
 	limit := d.attempts
 	if c.Op == OpUndo {
 		limit = d.undoAttempts

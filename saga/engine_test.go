@@ -524,6 +524,44 @@ func TestEngineLosesACall(t *testing.T) {
 	require.True(t, d.Instance(next.Snapshot).Steps[0].MaybeApplied)
 }
 
+// TestLateAnswerIsIgnored: while an attempt is in progress, the answer of an earlier one arrives. The earlier one was
+// interrupted or has been answered before.
+func TestLateAnswerIsIgnored(t *testing.T) {
+	flight := failing("flight", errors.New("timeout"))
+	flight.Attempts = 2
+	d, err := saga.Define(sequence(flight))
+	require.NoError(t, err)
+	for name, first := range map[string]func(saga.Call) saga.Answer{
+		"Interrupted": func(c saga.Call) saga.Answer { return c.Interrupted(errors.New("no reply")) },
+		"Repeated":    func(c saga.Call) saga.Answer { return d.Perform(t.Context(), c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			snap, err := d.Begin("trip-1", []byte(`{}`), time.Now())
+			require.NoError(t, err)
+			next, err := d.Decide(snap, saga.Input{Now: time.Now()})
+			require.NoError(t, err)
+			call := copied(next.Calls[0])
+			answers := []saga.Answer{copied(first(call))}
+			next, err = d.Decide(copied(next.Snapshot), saga.Input{Now: time.Now(), Answers: answers})
+			require.NoError(t, err)
+			next, err = d.Decide(copied(next.Snapshot), saga.Input{Now: next.WakeAt})
+			require.NoError(t, err)
+			second := copied(next.Calls[0])
+			before := d.Instance(next.Snapshot).Steps
+			answers = []saga.Answer{copied(d.Perform(t.Context(), call))}
+			next, err = d.Decide(copied(next.Snapshot), saga.Input{Now: time.Now(), Answers: answers})
+			require.NoError(t, err)
+			require.Empty(t, next.Calls)
+			require.Equal(t, before, d.Instance(next.Snapshot).Steps)
+			answers = []saga.Answer{copied(d.Perform(t.Context(), second))}
+			next, err = d.Decide(copied(next.Snapshot), saga.Input{Now: time.Now(), Answers: answers})
+			require.NoError(t, err)
+			st := d.Instance(next.Snapshot).Steps[0]
+			require.Equal(t, map[string]int{"Interrupted": 1, "Repeated": 2}[name], st.Attempts)
+		})
+	}
+}
+
 // TestEngineRefusesForeignSnapshots of another definition, or of a later version of the package.
 func TestEngineRefusesForeignSnapshots(t *testing.T) {
 	d, err := saga.Define(sequence(step("flight")))

@@ -27,6 +27,7 @@ type machine struct {
 	signals  map[string][]byte // payloads by name; nil until they are read; the map is never modified
 
 	work  []work // the attempts, by the index of the step
+	begun int64  // the number of attempts that have started
 	at    int    // the index of the first incomplete group
 	moved bool   // a step has made progress, so advance sets since
 
@@ -36,9 +37,10 @@ type machine struct {
 
 // A work describes the current or the latest attempt of a step.
 type work struct {
-	busy bool   // the attempt is in progress
-	base []byte // the attempt's initial state; nil if no steps run in parallel
-	err  error  // the error of the latest attempt; nil if only its text is known
+	busy   bool   // the attempt is in progress
+	number int64  // the Number of the attempt's Call
+	base   []byte // the attempt's initial state; nil if no steps run in parallel
+	err    error  // the error of the latest attempt; nil if only its text is known
 }
 
 // newMachine returns the machine of a new saga.
@@ -650,7 +652,8 @@ func (m *machine) op(i int) Op {
 
 // begin starts an attempt of a step that next returned, and returns the number of the attempt.
 func (m *machine) begin(i int) (attempt int) {
-	m.work[i].busy = true
+	m.begun++
+	m.work[i].busy, m.work[i].number = true, m.begun
 	n := m.Steps[i].attempts(m.op(i))
 	*n++
 	return *n

@@ -43,8 +43,8 @@ func (t *attempt) perform(ctx context.Context) {
 		err = errPanicked
 	}
 	t.answer = Answer{
-		Step: t.Step, Op: t.Op, Outcome: OutcomeMaybeApplied, Final: true, Error: err.Error(), err: err,
-		attempt: t.Command.Attempt,
+		Step: t.Step, Op: t.Op, Number: t.Number,
+		Outcome: OutcomeMaybeApplied, Final: true, Error: err.Error(), err: err, attempt: t.Command.Attempt,
 	}
 	if t.Timeout > 0 {
 		ctx, end = context.WithTimeout(ctx, t.Timeout)

@@ -249,7 +249,6 @@ func TestMoveRestartsWaitAfterAddedStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			address, hotel := step("address"), step("hotel")
-			address.Backoff = func(int) time.Duration { return 3 * time.Hour }
 			wait(&hotel)
 			v2 := sequence(step("flight"), address, hotel)
 			v2.Version = 2
@@ -278,11 +277,11 @@ func TestMoveRestartsWaitAfterAddedStep(t *testing.T) {
 			perform(first)
 			require.Equal(t, now.Add(time.Hour), d.WakeAt)
 			decide(second, saga.Input{Operation: &saga.Operation{Action: saga.ActionRetry, Version: 2, Note: "the address"}})
+			lost := d.Calls[0].Interrupted(errNoAddress)
+			lost.RetryAfter = 3 * time.Hour
 			now = now.Add(2 * time.Hour)
 			decide(second, saga.Input{})
-			decide(second, saga.Input{Answers: []saga.Answer{
-				{Step: "address", Op: saga.OpDo, Outcome: saga.OutcomeMaybeApplied, Error: "down", RetryAfter: 3 * time.Hour},
-			}})
+			decide(second, saga.Input{Answers: []saga.Answer{lost}})
 			require.Equal(t, now.Add(3*time.Hour), d.WakeAt)
 			now = d.WakeAt
 			decide(second, saga.Input{})

@@ -252,7 +252,7 @@ func (s *teller) end(i int, op store.Op, how []string) {
 	st := &s.plan.steps[i]
 	u := &s.m.Steps[i]
 	a := Answer{
-		Step: st.name, Op: op, Outcome: OutcomeMaybeApplied, Error: st.name + " broke",
+		Step: st.name, Op: op, Number: s.m.work[i].number, Outcome: OutcomeMaybeApplied, Error: st.name + " broke",
 		RetryAfter: st.backoff(*u.attempts(op)),
 	}
 	cut := false

@@ -68,6 +68,7 @@ type decision struct {
 type call struct {
 	Step    string
 	Op      saga.Op
+	Number  int64
 	Attempt int
 	Timeout time.Duration
 	Call    json.RawMessage
@@ -177,7 +178,7 @@ func (l *loop) call(ctx workflow.Context, c call) {
 	workflow.Go(ctx, func(ctx workflow.Context) {
 		var a json.RawMessage
 		if err := workflow.ExecuteActivity(ctx, typePrefix+l.saga, c.Call).Get(ctx, &a); err != nil {
-			lost := saga.Call{Step: c.Step, Op: c.Op}.Interrupted(reason(err))
+			lost := saga.Call{Step: c.Step, Op: c.Op, Number: c.Number}.Interrupted(reason(err))
 			lost.RetryAfter = lostPause
 			a, _ = json.Marshal(lost) // strings and numbers can always be encoded
 		}
@@ -259,7 +260,7 @@ func (e *engine) decide(
 			return out, err
 		}
 		size += len(data)
-		out.Calls = append(out.Calls, call{c.Step, c.Op, c.Command.Attempt, c.Timeout, data})
+		out.Calls = append(out.Calls, call{c.Step, c.Op, c.Number, c.Command.Attempt, c.Timeout, data})
 	}
 	if next.Status.Ended() {
 		if out.Instance, err = json.Marshal(d.Instance(next.Snapshot)); err != nil {
