@@ -346,12 +346,19 @@ func recorded(text string) error {
 	return errors.New(text)
 }
 
-// storable returns the text of an error or of an operator in a form that every store accepts: valid UTF-8 without NUL,
-// and not too long.
-func storable(s string) string {
-	const most = 4000
+const maxText = 4000 // maximum bytes of a text that storable does not cut
+
+// shorten returns the first most bytes of s, followed by "...", if s is longer.
+func shorten(s string, most int) string {
 	if len(s) > most {
 		s = s[:most] + "..."
 	}
+	return s
+}
+
+// storable returns the text of an error or of an operator in a form that every store accepts: valid UTF-8 without NUL,
+// and not too long.
+func storable(s string) string {
+	s = shorten(s, maxText)
 	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", "\uFFFD"), "\uFFFD")
 }

@@ -836,13 +836,8 @@ func (m *machine) cancel(note string) bool {
 // replace changes the version and the state as op requests. If that is not possible, it returns an error with the
 // reason.
 func (m *machine) replace(op *Operation, target *program) error {
-	switch op.Action {
-	case ActionRetry, ActionSkip, ActionCompensate:
-	default:
-		return fmt.Errorf("a State or Version needs the Action retry, skip or compensate, not %q", op.Action)
-	}
-	if op.Note == "" {
-		return errors.New("a State or Version needs a Note with the reason")
+	if err := op.checkReplacement(); err != nil {
+		return err
 	}
 	if m.busy() > 0 {
 		return errors.New("an attempt is in progress")

@@ -107,7 +107,7 @@ type Operation struct {
 	// Step is the step that ActionSkip skips. Empty means the step that prevents a stuck saga from continuing. If the saga
 	// is not stuck, ActionSkip needs a Step.
 	Step string
-	Note string // a text for the saga's log; only the first 4,000 bytes are stored
+	Note string // a text for the saga's log; about the first 4,000 bytes are stored
 
 	// Seq is the Seq of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel is
 	// allowed. Zero means that the log may have grown.
@@ -132,24 +132,48 @@ type Operation struct {
 // replaces reports whether the operation changes the state or the version.
 func (op *Operation) replaces() bool { return op.State != nil || op.Version != 0 }
 
-// note returns the Note, followed by the changes to the version and the state. was is the version before the operation.
+// checkReplacement returns an error if the operation has a State or Version that its Action or its missing Note does
+// not allow.
+func (op *Operation) checkReplacement() error {
+	if !op.replaces() {
+		return nil
+	}
+	switch op.Action {
+	case ActionRetry, ActionSkip, ActionCompensate:
+	default:
+		return fmt.Errorf("a State or Version needs the Action retry, skip or compensate, not %q", op.Action)
+	}
+	if op.Note == "" {
+		return errors.New("a State or Version needs a Note with the reason")
+	}
+	return nil
+}
+
+// note returns the Note, followed by the changes to the version and the state. A long Note is cut, so that storable
+// does not cut the changes. was is the version before the operation.
 func (op *Operation) note(was int) string {
+	changes := ""
 	moved := fmt.Sprintf("moved from version %d to %d", was, op.Version)
 	switch {
 	case op.State != nil && op.Version != 0:
-		return fmt.Sprintf("%s (%s, and the state was replaced)", op.Note, moved)
+		changes = fmt.Sprintf(" (%s, and the state was replaced)", moved)
 	case op.Version != 0:
-		return fmt.Sprintf("%s (%s)", op.Note, moved)
+		changes = fmt.Sprintf(" (%s)", moved)
 	case op.State != nil:
-		return op.Note + " (the state was replaced)"
+		changes = " (the state was replaced)"
+	default:
+		return op.Note
 	}
-	return op.Note
+	return shorten(op.Note, maxText-len(changes)-len("...")) + changes
 }
 
 // Operate applies an operator's action to a saga. The error matches [ErrNotFound] if there is no such saga,
 // [ErrNotAllowed] if the saga's status or its log does not allow the operation, and [ErrNotRegistered] if the operation
 // needs the saga's definition and this runner does not have it.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
+	if err := op.checkReplacement(); err != nil {
+		return fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
+	}
 	if op.Action == ActionCancel {
 		return r.cancel(ctx, id, op.Note)
 	}
@@ -161,7 +185,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		case op.Seq != 0 && rec.Seq != op.Seq:
 			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
-		case op.Action == ActionAbandon && !op.replaces(): // works even if the definition is unknown
+		case op.Action == ActionAbandon: // works even if the definition is unknown
 			return store.CommitRequest{
 				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note),
 				Failures: rec.Failures, Takeovers: rec.Takeovers,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -290,4 +291,34 @@ func TestMoveRestartsWaitAfterAddedStep(t *testing.T) {
 			require.Equal(t, now.Add(time.Hour), d.WakeAt)
 		})
 	}
+}
+
+// TestReplacementNeedsFittingAction: cancel and abandon, which do not need the definition, do not ignore a State or
+// Version.
+func TestReplacementNeedsFittingAction(t *testing.T) {
+	sg := sequence(step("flight"))
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	mustStart(t, r, sg)
+	for _, action := range []saga.Action{saga.ActionCancel, saga.ActionAbandon} {
+		for _, op := range []saga.Operation{{State: []byte(`{}`)}, {Version: 9}} {
+			op.Action, op.Note = action, "by hand"
+			err := r.Operate(t.Context(), "trip-1", op)
+			require.ErrorIs(t, err, saga.ErrNotAllowed)
+			require.ErrorContains(t, err, "needs the Action retry, skip or compensate")
+		}
+	}
+}
+
+func TestLongNoteKeepsReplacement(t *testing.T) {
+	sg := sequence(step("flight"))
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	mustStart(t, r, sg)
+	require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{
+		Action: saga.ActionRetry, State: []byte(`{}`), Version: 1, Note: strings.Repeat("n", 5000),
+	}))
+	log, err := r.History(t.Context(), "trip-1", 0, 0)
+	require.NoError(t, err)
+	note := log[len(log)-1].Error
+	require.Len(t, note, 4000)
+	require.True(t, strings.HasSuffix(note, "n... (moved from version 1 to 1, and the state was replaced)"), note[3900:])
 }
