@@ -64,8 +64,13 @@ func (c RunnerConfig) Validate() error {
 	return f.Err()
 }
 
+const (
+	longestLease = time.Duration(1 << 57) // 4.5 years, the maximum LeaseTTL, so that 60 times that does not overflow
+	longestTry   = time.Duration(1 << 61) // 73 years, the maximum Step.Timeout, to which a LeaseTTL is added
+)
+
 func (c RunnerConfig) withDefaults() RunnerConfig {
-	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
+	c.LeaseTTL = min(cmp.Or(c.LeaseTTL, 15*time.Second), longestLease)
 	c.Poll = cmp.Or(c.Poll, time.Second)
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)

@@ -2,7 +2,10 @@ package saga_test
 
 import (
 	"context"
+	"math"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -42,4 +45,33 @@ func idle(st store.Store, sg *saga.Saga[trip]) *saga.Runner {
 	r := saga.NewRunner(st, saga.RunnerConfig{})
 	saga.Register(r, sg)
 	return r
+}
+
+func TestLongestDurationsDoNotOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flight := step("flight")
+		flight.Timeout = math.MaxInt64
+		flight.Do = func(context.Context, *trip) error { time.Sleep(time.Hour); return nil }
+		sg := sequence(flight)
+		sweeps := &countedSweeps{Store: saga.NewMemory()}
+		r, _ := observed(t, sweeps, saga.RunnerConfig{LeaseTTL: math.MaxInt64},
+			on(saga.EventStalled, func(e saga.Event) { t.Error(e.Err) }), sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 1, sweeps.n.Load())
+	})
+}
+
+// A countedSweeps store counts the sweeps of a runner.
+type countedSweeps struct {
+	saga.Store
+	n atomic.Int64
+}
+
+func (s *countedSweeps) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, n int) (int, error) {
+	if status == saga.Completed && s.n.Add(1) > 100 {
+		panic("the runner sweeps without a pause")
+	}
+	return s.Store.DeleteEnded(ctx, status, age, n)
 }

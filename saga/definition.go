@@ -164,7 +164,7 @@ func bind[S any](st *Step[S]) step {
 	b := step{
 		name: st.Name, pivot: st.Pivot, parallel: st.Parallel, middleware: st.Middleware != nil, readOnlyAsked: st.ReadOnly,
 		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor,
-		timeout:  cmp.Or(st.Timeout, defaultTimeout),
+		timeout:  min(cmp.Or(st.Timeout, defaultTimeout), longestTry),
 		attempts: cmp.Or(st.Attempts, defaultAttempts), undoAttempts: cmp.Or(st.UndoAttempts, defaultUndoAttempts),
 		backoff: st.Backoff, do: wrap(st, st.Do), undo: wrap(st, st.Undo), doTx: wrapTx(st.DoTx), undoTx: wrapTx(st.UndoTx),
 	}

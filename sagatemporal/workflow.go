@@ -21,7 +21,7 @@ const (
 	heartbeatEvery   = 2 * time.Second  // the SDK sends the first heartbeat after this time, and then one every 8s
 	lostPause        = time.Second      // the pause before the attempt that follows a lost attempt
 	decideTimeout    = time.Minute
-	// endless is the timeout of an attempt without a Timeout, because the server needs a limit.
+	// endless is the timeout of an attempt without a Timeout, or with a longer one, because the server needs a limit.
 	endless      = 10 * 365 * 24 * time.Hour
 	maxDecisions = 64        // the maximum number of decisions in a run; each has up to 8 events
 	maxState     = 256 << 10 // a decision contains the state twice, and the server accepts 2 MiB
@@ -169,7 +169,7 @@ func (l *loop) decide(ctx workflow.Context) decision {
 // whether another attempt follows.
 func (l *loop) call(ctx workflow.Context, c call) {
 	ctx, l.running[c.Step] = workflow.WithCancel(workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		StartToCloseTimeout: cmp.Or(c.Timeout, endless) + heartbeatTimeout, // Perform ends the attempt before this timeout
+		StartToCloseTimeout: min(cmp.Or(c.Timeout, endless), endless) + heartbeatTimeout, // Perform ends the attempt earlier
 		HeartbeatTimeout:    heartbeatTimeout,
 		RetryPolicy:         &temporal.RetryPolicy{MaximumAttempts: 1},
 		WaitForCancellation: true,
