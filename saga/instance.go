@@ -242,8 +242,9 @@ const (
 	ActionCancel Action = "cancel"
 
 	// ActionRetry lets a stuck saga continue in its direction: forward, or back if it has turned back. The attempts of
-	// failed steps count from zero again, and the next attempt starts immediately. Waits for a Delay or an Await are not
-	// shortened. Children that were compensated or abandoned are started again under new ids.
+	// failed steps count from zero again, and the next attempt starts immediately. If Saga.Timeout has expired and the
+	// pivot is not done, the saga turns back instead. Waits for a Delay or an Await are not shortened. Children that were
+	// compensated or abandoned are started again under new ids.
 	//
 	// If a step does not return, ActionRetry takes the saga from its runner. Attempts in progress may have taken effect,
 	// and their results are dropped. If [Handle.Cancel] was called before, the saga then turns back.

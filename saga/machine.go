@@ -913,7 +913,9 @@ func (m *machine) move(p *program) error {
 func (m *machine) skip(step, note string) error {
 	i := slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
 	if i < 0 {
-		if step == "" {
+		if step == "" && m.Status == Stuck {
+			return errors.New("the saga is stuck, but not at a step, so the operation must name the step")
+		} else if step == "" {
 			return errors.New("the saga is not stuck, so the operation must name the step")
 		}
 		return errors.New("there is no such step")

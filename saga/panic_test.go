@@ -195,3 +195,20 @@ func TestStartObserverPrecedesFirstStep(t *testing.T) {
 		require.Equal(t, []time.Duration{0, 10 * time.Second}, []time.Duration{<-at, <-at})
 	})
 }
+
+// TestSkipOfSagaStuckAtNoStep: a panic of the Codec does not belong to a step, so the operator must name one.
+func TestSkipOfSagaStuckAtNoStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		codec := &flaky{times: 1}
+		codec.fails.Store(1)
+		sg := sequence(step("flight"))
+		sg.Codec = codec
+		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		_, err := r.Wait(t.Context(), "trip-1")
+		require.NoError(t, err)
+		err = r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip})
+		require.ErrorIs(t, err, saga.ErrNotAllowed)
+		require.ErrorContains(t, err, "the saga is stuck, but not at a step, so the operation must name the step")
+	})
+}

@@ -29,7 +29,7 @@ type Case[S any] struct {
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of the failures below in each step. It skips
-// steps without Do, read-only steps, and the steps after the pivot (the point of no return).
+// steps without Do, read-only steps, steps with UndoTx, and the steps after the pivot (the point of no return).
 //
 //   - Do is declined and has no effect.
 //   - Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the reply
