@@ -16,7 +16,8 @@ import (
 // when no saga and no message of that age exists any more: if the command arrives again after that, it is applied
 // again.
 //
-//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'      -- PostgreSQL
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < datetime('now', '-90 days')     -- SQLite
 const BarrierTable = participant.Table
 
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
