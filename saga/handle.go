@@ -150,10 +150,11 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 // The error matches [ErrNotFound] if there is no such saga. It matches [ErrNotAllowed] if no step awaits the signal, or
 // if the saga turned back or ended before a signal of that name arrived.
 //
-// If Signal returned nil, SignalFrom returns the payload in each later Do and Undo, even if the saga turns back. So if
-// a payment arrives while the customer cancels, the payment can always be refunded. If Signal returns an error, its
-// caller must refund the payment. Otherwise the Undo of a step before the wait must refund it. Accept no payment before
-// that step is done, because a step that never started, or took no effect, is not undone.
+// If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, in the Do of
+// each later step, and in each Undo, even if the saga turns back. So if a payment arrives while the customer cancels,
+// the payment can always be refunded. If Signal returns an error, its caller must refund the payment. Otherwise the
+// Undo of a step before the wait must refund it. Accept no payment before that step is done, because a step that never
+// started, or took no effect, is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }
