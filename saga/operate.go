@@ -121,11 +121,12 @@ type Operation struct {
 	// the old and the new version.
 	State []byte
 	// Version moves the saga to another registered version of its definition. The steps of that version must include, in
-	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the saga's
-	// pivot is done, the pivot of that version must be done as well. If that version has an additional step before these
-	// steps, the additional step is done next, even after the pivot. If the additional step returns a [Declined] error
-	// after the pivot, the saga is stuck. A Delay or Await after the additional step starts again from the beginning. Version may be the saga's own version if a deployment changed the steps of that
-	// version. Zero means that the version does not change.
+	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the
+	// saga's pivot is done, the pivot of that version must be done as well. If that version has an additional step before
+	// these steps, the additional step is done next, even after the pivot. If the additional step returns a [Declined]
+	// error after the pivot, the saga is stuck. A Delay or Await after the additional step starts again from the
+	// beginning. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that
+	// the version does not change, so a saga cannot be moved to version 0.
 	Version int
 }
 

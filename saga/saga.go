@@ -80,10 +80,11 @@ const (
 // share. A Saga must not be changed after it was passed to [Run], [Register] or [Define].
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8
-	// Version identifies the steps and the type of the state. It must be 0 or more. Increase it if a step is added,
-	// removed, renamed or moved, if a different set of steps runs in parallel, or if a different step is the pivot. Also
-	// increase it if a field of the state is renamed, or if the type or the meaning of a field changes. While sagas of the
-	// old version exist, pass the old definition to [Register] together with the new one.
+	// Version identifies the steps and the type of the state. It must be 0 or more. Start with 1, because an operator
+	// cannot move a saga to version 0; see Operation.Version. Increase it if a step is added, removed, renamed or moved,
+	// if a different set of steps runs in parallel, or if a different step is the pivot. Also increase it if a field of
+	// the state is renamed, or if the type or the meaning of a field changes. While sagas of the old version exist, pass
+	// the old definition to [Register] together with the new one.
 	//
 	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the field,
 	// but they preserve its value, also in nested structs, maps and slices. The value is lost in two cases: in a type that
