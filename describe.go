@@ -14,20 +14,21 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Describe describes the group as one policy, with the kind and the name of its overflow. [Group] defines
-// member and overflow. In the description:
+// Describe describes the group as one policy, which has the kind and the name of the group's overflow. The
+// documentation of [Group] defines the terms member and overflow. In the description:
 //
-//   - Each metric is the sum over the overflow and all members, except that a ratio, or a time that can
-//     decrease, is the maximum of their values. The counters of evicted members remain in the sums.
-//   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if the status
-//     of any member, or of the overflow, is not Pass.
+//   - Each metric is the sum of the values of the overflow and all members. A ratio, or a time that can
+//     decrease, is instead the maximum over the overflow and all members. The counts of evicted members
+//     remain in the group's counters.
+//   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if any
+//     member's status or the overflow's status is not Pass.
 //   - The Config is the overflow's Config.
-//   - Update changes the overflow, all existing members and members that are created later. It calls its
-//     argument change twice for the overflow and for each existing member: first only to validate the change,
-//     and then to apply it. If any of these policies rejects the change, no policy is changed. In a member
-//     that is created later, the fields that change has modified are set to the overflow's values, unless the
-//     member's own configuration makes these values invalid. A field that holds a function counts as modified
-//     unless it still holds the same function value.
+//   - Update changes the overflow, all existing members and members that are created later. Update calls the
+//     function change twice for the overflow and for each existing member. The first call only validates the
+//     change, and the second call applies it. If the overflow or an existing member rejects the change, no
+//     policy is changed. A member that is created later takes the overflow's values for all modified fields,
+//     unless a value is invalid together with the member's own configuration. A field that holds a function
+//     counts as modified unless it still holds the same function value.
 //   - The Key of each event is the key of its member. The group observes its members only while the group
 //     itself has an observer.
 //

@@ -35,7 +35,7 @@ func (c GroupConfig) Validate() error {
 	return f.Err()
 }
 
-// A Group holds a policy for each key, such as a host or a tenant. It is safe for concurrent use.
+// A Group holds a policy for each key, such as a host or a tenant. A Group is safe for concurrent use.
 //
 //	shards := resilience.NewGroup(func(shard string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 5})
@@ -43,9 +43,9 @@ func (c GroupConfig) Validate() error {
 //	err := shards.Do(ctx, "eu-1", query)
 //
 // The policy of a key is called a member of the group. The first call with a key creates the key's member.
-// When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter. If the
-// group is still full, it evicts the least recently used member. If two members are used within 1ms of each
-// other, the group may take either of them for the more recently used.
+// When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter. If a
+// full group has no idle member, it evicts the least recently used member. If two members are used within 1ms
+// of each other, the group may evict either of them first.
 //
 // A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress, or if an
 // eviction would lose the state of its policy. For example, an open breaker, a bulkhead with taken slots and
@@ -53,9 +53,9 @@ func (c GroupConfig) Validate() error {
 //
 // If the group is full and cannot evict any member, new keys share one extra member, which is called the
 // overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
-// continues to use it while the overflow is in use, but for at most 1 minute. Without this rule, a key could
-// exhaust the overflow's budget and then immediately get a second budget with its own member. A key that does
-// not equal itself, such as NaN, always uses the overflow.
+// continues to use it while the overflow is in use, but for at most 1 minute. A key that moved at once from
+// the overflow to its own member could exhaust the budgets of both. A key that does not equal itself, such as
+// NaN, always uses the overflow.
 //
 // To limit the rate of calls for each key, use throttle.Group instead: it is used in the same way but needs
 // less memory.
@@ -163,7 +163,7 @@ func (g *Group[K, P]) evict(m *member[P]) {
 	}
 }
 
-// Do runs fn under the member for key.
+// Do runs fn under the policy that belongs to key.
 func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -178,7 +178,8 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	}, m.Value.unpin)
 }
 
-// By returns a Middleware that runs each call under the member for key(ctx), where ctx is the call's ctx.
+// By returns a Middleware that passes the ctx of each call to key and runs the call under the policy of the
+// resulting key.
 func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	return func(next Func) Func {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
@@ -196,8 +197,8 @@ func (g *Group[K, P]) Get(key K) (P, bool) {
 	return zero, false
 }
 
-// All iterates over the keys and members in no particular order. It omits the overflow. Iterating over a
-// member does not count as a use of the member.
+// All iterates over the keys and members in no particular order. The iteration omits the overflow. Iterating
+// over a member does not count as a use of the member.
 func (g *Group[K, P]) All() iter.Seq2[K, P] {
 	return func(yield func(K, P) bool) {
 		for m := range g.members() {
@@ -213,8 +214,8 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 }
 
 // Close calls the method Close() error of every member that has this method, including the overflow and
-// members that are created later. Calls after Close still reach the members, and each closed member handles
-// them as its type documents. Only the first call to Close has an effect.
+// members that are created later. After Close, calls still reach the closed members. The documentation of the
+// members' type specifies how a closed member handles a call. Only the first call to Close has an effect.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()
 	defer g.updating.Unlock()
@@ -235,7 +236,7 @@ type GroupStats struct {
 	Evicted int64 `counter:"evictions"` // number of members that were evicted
 }
 
-// Stats returns metrics of the group itself, not those of its members.
+// Stats returns metrics of the group itself, without the metrics of its members.
 func (g *Group[K, P]) Stats() (s GroupStats) {
 	g.table.View(func(members int) { s = GroupStats{Members: members, Evicted: g.evictions} })
 	return s

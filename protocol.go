@@ -11,7 +11,7 @@ import (
 
 // Answer marks err as a valid answer from the dependency, such as "card declined". Breakers count an answer
 // as a success, and retriers do not retry the call, even if err is [Retryable]. The returned error has the
-// text of err and unwraps to err. Answer(nil) is nil.
+// text of err and wraps err. Answer(nil) is nil.
 func Answer(err error) error {
 	if err == nil {
 		return nil
@@ -27,8 +27,8 @@ func (e *answerError) Unwrap() error   { return e.err }
 func (e *answerError) Answered() bool  { return true }
 func (e *answerError) Retryable() bool { return false }
 
-// Answered reports whether err is an answer from a dependency that works. This is the case if err has a
-// method Answered() bool that returns true, and err is not [Refused].
+// Answered reports whether err is an answer from a dependency that works. An answer has a method Answered()
+// bool that returns true, and is not [Refused].
 func Answered(err error) bool { return behavior.IsAnswered(err) }
 
 // Refused reports whether a policy refused the call that returned err. A refused call was not made. The error
@@ -37,36 +37,37 @@ func Answered(err error) bool { return behavior.IsAnswered(err) }
 func Refused(err error) bool { return behavior.IsRefused(err) }
 
 // Retryable reports whether another attempt may help. If err has a method Retryable() bool, that method
-// decides. Otherwise Retryable returns true unless err is nil or [Answered].
+// decides. An err without a method Retryable is retryable unless it is nil or [Answered].
 //
-// Retryable returns true for [context.Canceled] and [context.DeadlineExceeded]. These errors do not show
-// whether the caller's ctx is done or only a ctx that was derived for one attempt. If only the attempt's ctx
-// is done, another attempt may help.
+// Retryable returns true for [context.Canceled] and [context.DeadlineExceeded]. An error of a ctx does not
+// show whether the caller's ctx is done, or only the ctx of one attempt. If only the attempt's ctx is done,
+// another attempt may help.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // RetryAfter returns the time to wait before another attempt can help: the result of err's method
-// RetryAfter() time.Duration. It returns 0 if err has no such method. For joined errors, it returns the
-// longest time.
+// RetryAfter() time.Duration. If err has no method RetryAfter, the result is 0. For joined errors, the result
+// is the longest RetryAfter.
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Throttled reports whether the dependency rejected the call because the dependency is overloaded. For
-// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. It returns the result
-// of err's method Throttled() bool, or false if err has no such method.
+// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. If err has a method
+// Throttled() bool, Throttled returns the method's result. If err has no method Throttled, the result is
+// false.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 
-// IsTimeout reports whether err is a timeout: it matches [context.DeadlineExceeded], or its method Timeout()
-// bool returns true. If err and an error that it wraps both have the method, the outer error's method
-// decides. Joined errors are a timeout if any of them is a timeout.
+// IsTimeout reports whether err is a timeout. A timeout matches [context.DeadlineExceeded], or has a method
+// Timeout() bool that returns true. If err wraps an error that also has a method Timeout, the outer error's
+// method decides. Joined errors are a timeout if any of them is a timeout.
 func IsTimeout(err error) bool { return behavior.IsTimeout(err) }
 
-// ContextErr returns nil if ctx is not done. Otherwise it returns an error in which [errors.Is] finds both
-// ctx.Err() and [context.Cause](ctx). A policy that is called with a ctx that is done returns this error and
-// does not make the call.
+// ContextErr returns nil if ctx is not done. Otherwise ContextErr returns an error that matches both
+// ctx.Err() and [context.Cause](ctx). If ctx is done when a policy is called, the policy returns
+// ContextErr(ctx) and does not make the call.
 //
-// If a policy derives a ctx for its function, as [Timeout] does, the policy cancels the derived ctx when it
-// returns. A resource that the function has opened under the derived ctx, such as the body of a
-// [net/http.Response], is then cut off with [context.Canceled]. In a resiliencehttp.Transport, the body can
-// still be read after the policy has returned.
+// A policy that derives a ctx for its function, such as [Timeout], cancels the derived ctx when the policy
+// returns. The cancellation also cuts off a resource that the function has opened under the derived ctx, such
+// as the body of a [net/http.Response]. The resource then fails with [context.Canceled]. In a
+// resiliencehttp.Transport, the body can still be read after the policy has returned.
 func ContextErr(ctx context.Context) error { return ended.Error(ctx) }
 
 // A Result is the class of a call's result, such as success or failure. All policies classify results in the

@@ -12,17 +12,17 @@
 //	})
 //
 // Each pattern is a separate package: retry, hedge, breaker, bulkhead, throttle, cacheaside, saga and lease.
-// These packages import neither each other nor this package.
+// The packages of the patterns import neither each other nor this package.
 //
 // Every [Policy], and every [Middleware] of this package, guarantees:
 //
-//   - It runs the function that it was given, fn, on the caller's goroutine, and never after Do has returned.
-//     It does not run fn if the ctx of the call is already done.
-//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before that, the policy releases the
-//     permit or the slot that the call holds, and stops counting the call as in flight.
-//   - If the policy stops retrying or waiting after fn has failed, it returns an error in which [errors.Is]
-//     finds both fn's error and the reason for stopping, such as the end of ctx.
-//   - It is safe for concurrent use. Create a policy once and share it.
+//   - The policy runs the caller's function, fn, on the caller's goroutine, and never after the policy has
+//     returned. The policy does not run fn if the ctx of the call is already done.
+//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before a panic passes through, the
+//     policy releases the call's permit or slot, and stops counting the call as in flight.
+//   - If the policy stops retrying or waiting after fn has failed, the policy returns an error that matches
+//     fn's error. The policy's error also matches the reason for stopping, such as the end of ctx.
+//   - The policy is safe for concurrent use. Create a policy once and share it.
 //
 // # Errors
 //
@@ -32,32 +32,33 @@
 //   - Refused() bool: true means that a policy did not make the call.
 //   - Answered() bool: true means that the dependency works and that the error is its answer.
 //   - Retryable() bool: false means that another attempt cannot help.
-//   - RetryAfter() time.Duration: an attempt before this time has passed cannot help.
+//   - RetryAfter() time.Duration: another attempt cannot help before this time has passed.
 //   - Throttled() bool: true means that the dependency rejected the call because it is overloaded.
 //
-// The methods may belong to the error itself or to any error that it wraps. If an error and an error that it
-// wraps have the same method, the outer error's method decides. Among errors that [errors.Join] has joined,
-// the first error that has any of the methods decides, with two exceptions. Joined errors are refused only if
+// The methods may belong to the error itself or to any error that it wraps. If an error wraps an error that
+// has the same method, the outer error's method decides. If [errors.Join] has joined several errors, the
+// first of them that has an optional method decides, with two exceptions. Joined errors are refused only if
 // all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
 // docs/protocol.md shows how each policy treats each error.
 //
 // # Panics
 //
 // hedge.Hedger, cacheaside.Cache and saga.Runner also call functions on goroutines that they start. A panic
-// on such a goroutine is recovered and becomes an error. The error has a method Stack() []byte, which returns
-// the stack trace of the panic.
+// on a goroutine that a package has started is recovered and becomes an error. The error of a recovered panic
+// has a method Stack() []byte, which returns the stack trace of the panic.
 //
 // # Configuration
 //
 // The following rules for configurations hold in every package:
 //
-//   - The zero value of a field means the default that the field documents.
-//   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off). A
-//     package defines the constants that its fields accept.
+//   - If a field is zero, the default from the field's documentation applies.
+//   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off).
+//     Each package defines only those of the two constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
 //   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
 //     filled in when the function is called, so c.Queue += 10 works. A field that was never set, and that the
-//     function does not modify, keeps following its default, even if the default depends on other fields.
+//     function does not modify, still has its default. If the default depends on other fields, the default
+//     changes with them.
 package resilience
 
 import (
@@ -74,16 +75,16 @@ const Unlimited = -1
 // aliases, so a method value such as retrier.Wrap is a Middleware without a conversion.
 type Func = func(context.Context) error
 
-// Middleware returns a [Func] that runs next under a policy.
+// A Middleware adds a policy to a [Func]: it returns a Func that runs the original Func under the policy.
 type Middleware = func(next Func) Func
 
 // Policy is implemented by retry.Retrier, breaker.Breaker, bulkhead.Bulkhead, throttle.Limiter,
-// throttle.Limits, fleet.Limits, and the types Bulkhead of bulkhead/adaptive and Throttle of
+// throttle.Limits, fleet.Limits, Bulkhead of package bulkhead/adaptive, and Throttle of package
 // throttle/adaptive.
 type Policy interface {
-	// Do runs fn under the policy. It returns fn's error or an error of the policy.
+	// Do runs fn under the policy. Do returns fn's error or an error of the policy.
 	Do(ctx context.Context, fn Func) error
-	// Wrap returns a Func that runs next under the policy. Wrap is a [Middleware].
+	// Wrap returns a Func that calls Do(ctx, next). Wrap is a [Middleware].
 	Wrap(next Func) Func
 }
 
@@ -110,7 +111,7 @@ func Chain(mw ...Middleware) Middleware {
 // A policy with a time limit cancels fn's ctx when fn returns. fn must therefore return a value that no
 // longer needs the ctx. For example, if fn returns a [net/http.Response] from http.Client.Do, the body of the
 // response is cut off after Do has returned. Read the body in fn, or put the policies into a
-// resiliencehttp.Transport: in a Transport, the time limit also covers the reading of the body.
+// resiliencehttp.Transport, where the time limit also covers the reading of the body.
 func Do[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
 		mw = Chain()

@@ -38,16 +38,17 @@ func (e *TimeoutError) Is(target error) bool { return target == context.Deadline
 func (e *TimeoutError) Timeout() bool { return true }
 
 // Timeout returns a Middleware that cancels the ctx of each call after d. The cause of the cancellation is a
-// [*TimeoutError]. The Middleware waits until the call returns, so the call must respect its ctx. If d is
-// zero, there is no limit. Timeout panics if d is negative.
+// [*TimeoutError]. The Middleware waits until the call returns, so the call must return when its ctx is done.
+// If d is zero, there is no limit. Timeout panics if d is negative.
 //
-// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success is
-// still a success. If the caller's own ctx is done before the limit, the call's error is returned unchanged.
+// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A call that succeeds
+// after the limit has passed is still a success. If the caller's own ctx is done before the limit, the call's
+// error is returned unchanged.
 //
 // The ctx is also canceled when the call returns. A call that receives a response from [net/http.Client.Do]
-// must therefore read the whole body before it returns. Otherwise the rest of the body is cut off. In a
-// resiliencehttp.Transport, the call can return the response unread, and the limit also covers the reading of
-// the body.
+// must therefore read the whole body before it returns. The unread rest of the body is cut off. In a
+// resiliencehttp.Transport, the call may return before the body is read, because the limit also covers the
+// reading of the body.
 func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
 
 // NamedTimeout is like [Timeout], but its errors contain name.

@@ -36,34 +36,35 @@ func BeginWork(ctx context.Context) (context.Context, *Work) {
 	return ctx, (*Work)(w)
 }
 
-// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
-// after Continue was called, because a later call under the same ctx is a separate call. A policy calls the
-// work's OnEnd method, which accepts a nil Work, to be notified when the work ends. The function [AtEnd] does
-// this for you.
+// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. After Continue was
+// called, WorkOf also returns nil, because a later call under the same ctx is a separate call. A policy calls
+// OnEnd to be notified when the work ends. OnEnd accepts a nil Work. The function [AtEnd] combines WorkOf and
+// OnEnd.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 
 // Continue makes the work continue after the innermost function has returned. The innermost function must
 // call Continue before it returns nil.
 //
-// Only one call may continue. If middleware turns the success of a call that has called Continue into an
-// error, and a retrier then makes another attempt, that attempt is not part of the work: bulkheads release its
-// slot, and timeouts cancel its ctx, when its function returns. Middleware that does this must be outside the
-// retrier, or BeginWork must be called inside the retrier.
+// Only one call of a Work may continue. Suppose that a call has called Continue and succeeded, that
+// middleware then turns the success into an error, and that a retrier makes another attempt. The other
+// attempt is not part of the work: when the attempt's function returns, bulkheads release the slot, and
+// timeouts cancel the ctx. Middleware that turns a success into an error must be outside the retrier, or
+// BeginWork must be called inside the retrier.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
-// End ends the work. A nil err means that the work ended normally. Otherwise err is the reason why the work
+// End ends the work. A nil err means that the work ended normally. A non-nil err is the reason why the work
 // was cut off. If the caller canceled the work, err must wrap [context.Canceled]. Only the first call to End
 // has an effect. End may be called from any goroutine after Continue, even before the policies have returned.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
-// OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
-// If the work has already ended, OnEnd calls f before it returns. If w is nil, or if the work does not
-// continue, OnEnd returns false and never calls f. A policy must call OnEnd only after the policy's function
-// has returned nil.
+// When the work ends, OnEnd calls f once with the error that was passed to End. f may run on any goroutine.
+// If the work has already ended, OnEnd calls f before it returns. If w is nil or the work does not continue,
+// OnEnd returns false and never calls f. A policy must call OnEnd only after the policy's function has
+// returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
-// AtEnd calls next and returns next's error. It calls f once, when the work of next has ended. f may run on
-// any goroutine. Middleware uses AtEnd to release a resource or to measure time:
+// AtEnd calls the function next and returns its error. When the work of the function next has ended, AtEnd
+// calls f once. f may run on any goroutine. Middleware uses AtEnd to release a resource or to measure time:
 //
 //	func Slots(n int) resilience.Middleware {
 //		slots := make(chan struct{}, n)
@@ -79,9 +80,9 @@ func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 //		}
 //	}
 //
-// Usually the work ends when next returns, and f receives next's error. If next panics or exits its
-// goroutine, f receives an error that reports this. If next calls Continue, the work ends later, and f
-// receives the error that was passed to [Work.End].
+// Usually the work ends when the function next returns, and f receives the function's error. If the function
+// next panics or exits its goroutine, f receives an error that reports the panic or the exit. If the function
+// next calls Continue, the work ends later, and f receives the error that was passed to [Work.End].
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
