@@ -24,9 +24,9 @@
 //   - An error whose method Refused() bool returns true is ignored: a policy inside the breaker did not make the
 //     call.
 //   - An error that is returned after the caller canceled ctx is ignored.
-//   - An error that is returned after the deadline of the caller's ctx is a failure if the time from the start of the
-//     call to the deadline was at least Config.Patience. Otherwise the error is ignored. A resilience.Timeout inside
-//     the breaker does not set the caller's deadline: its error is a failure.
+//   - An error after the deadline of the caller's ctx is a failure only if the call had at least Config.Patience from
+//     its start to the deadline. If the call had less time, the error is ignored. Patience does not apply to a
+//     resilience.Timeout inside the breaker: the error of the Timeout is a failure.
 //   - Any other error is a failure, unless Config.Classify returns another verdict.
 //   - A panic is a failure.
 //   - A successful call that took Config.SlowAfter or longer is a failure.
@@ -34,39 +34,40 @@
 // # Streams
 //
 // The work of a call may continue after the call has returned. For example, the caller may still read the response of
-// an HTTP server. Such work is a stream. Its call counts as a success when the call returns. If the stream breaks
-// later, a failure replaces that success, unless the caller canceled.
+// an HTTP server. Work that continues after its call has returned is called a stream. The call of a stream counts as
+// a success when the call returns. If the stream breaks later, the call counts as a failure instead, unless the
+// caller canceled it.
 //
-// A gRPC stream is open before the server has answered. Therefore its call counts later: when the server answers,
-// when the stream ends, or when the stream has continued for Config.Window, whichever is first.
+// A gRPC stream is open before the server has answered, so its call counts at the first of three events: the server
+// answers, the stream ends, or the stream has continued for Config.Window.
 //
 // # Late results
 //
-// A call that started before a change of the breaker's state, or before a Reset, may return afterwards. The result of
-// such a call affects neither the state nor the window. There is one exception: if a probe exceeds
-// Config.ProbeTimeout but succeeds during the same outage, the breaker closes. An outage ends when the breaker
-// closes, when another probe fails within ProbeTimeout, or when an operator calls a method such as Trip or ForceOpen.
+// If the breaker changes its state or is reset while a call is in flight, the result of the call affects neither the
+// state nor the window. A late probe is an exception: if a probe exceeds Config.ProbeTimeout but succeeds during the
+// same outage, the breaker closes. An outage ends when the breaker closes, when another probe fails within
+// ProbeTimeout, or when an operator calls a method such as Trip or ForceOpen.
 //
 // # Bursts
 //
 // Calls that are in flight at the same time often fail for the same reason: a lost connection fails all calls that
-// share the connection. The breaker counts such failures as one failure, which is called a burst. The first failure
-// of a run of consecutive failures starts a burst. Another failure belongs to the burst if its call was in flight at
-// the first failure and failed at most 250ms later.
+// share the connection. The breaker counts such failures as one failure, called a burst. The first failure of a run
+// of consecutive failures starts a burst. Another failure belongs to the burst if its call was in flight at the first
+// failure and failed at most 250ms later.
 //
-// If a burst has more than one failure, the breaker does not open within 250ms after the first failure. This delay
-// does not apply if at least half of the run's failures are timeouts.
+// If a burst has more than one failure, the breaker does not open within 250ms after the first failure. If at least
+// half of the failures in the run are timeouts, the breaker may open without the delay of 250ms.
 //
-// Failures of calls that do not overlap are never in the same burst. If ConsecutiveFailures such calls fail, the
-// breaker opens immediately.
+// Failures of calls that do not overlap are never in the same burst. If ConsecutiveFailures calls fail without
+// overlap, the breaker opens immediately.
 //
 // # Limits
 //
-// Do not call a function under a breaker from within another call under the same breaker. While the breaker is
-// half-open, the outer call holds the permit that the inner call needs.
+// Do not nest a call under a breaker in another call under the same breaker. While the breaker is half-open, the
+// outer call holds the permit that the inner call needs.
 //
-// References: the Circuit Breaker pattern (Cloud Design Patterns); Nygard, Release It! The state machine is
-// github.com/sony/gobreaker.
+// References: the Circuit Breaker pattern (Cloud Design Patterns) and Nygard's book "Release It!". The state machine
+// is github.com/sony/gobreaker.
 package breaker
 
 import (
@@ -87,8 +88,8 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker is a circuit breaker. It is safe for concurrent use. It runs no goroutine and no timer. A
-// time-based transition happens at the next use of the breaker.
+// A Breaker is a circuit breaker. A Breaker is safe for concurrent use. A Breaker runs no goroutine and no timer. A
+// time-based change of state happens at the next use of the Breaker.
 type Breaker struct {
 	created   time.Time // all instants below are durations since created
 	setting   settings.Setting[Config]
@@ -141,7 +142,7 @@ type outcome struct {
 	retryAfter time.Duration // the RetryAfter of the error of a failed call; 0 if none
 }
 
-// New returns a closed Breaker. It panics if cfg is invalid; see [Config.Validate].
+// New returns a closed Breaker. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Breaker {
 	b := &Breaker{created: time.Now(), state: Closed}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -186,15 +187,15 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	return err
 }
 
-// Wrap returns a function that calls next under [Breaker.Do].
+// Wrap returns a function that calls [Breaker.Do](ctx, next).
 func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin starts a call that is not a single function. If [Breaker.Do] would not call its function, Begin returns the
-// same error as Do, and done is nil. Otherwise the caller must call done with the result of the call. done may be
-// called from any goroutine. Only the first call of done has an effect. Do not cancel ctx before done is called,
-// because the breaker would ignore an error of the call.
+// Begin starts a call that is not a single function. If ctx is done or the breaker refuses the call, Begin returns
+// the same error as [Breaker.Do], and done is nil. If Begin returns no error, the caller must call done with the
+// result of the call. done may be called from any goroutine. Only the first call of done has an effect. Do not cancel
+// ctx before done is called, because the breaker ignores an error that is returned after the cancellation.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {

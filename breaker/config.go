@@ -10,34 +10,36 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
+// Unlimited means that there is no limit. Unlimited is valid only for fields whose comment mentions it.
 const Unlimited = -1
 
 // Config specifies when a [Breaker] opens and how long the breaker stays open. ConsecutiveFailures,
 // FailuresInWindow and FailureRate are limits. The breaker opens when any of the limits is reached.
 type Config struct {
-	// Name identifies the breaker in errors, events and metrics. Update cannot change it.
+	// Name identifies the breaker in errors, events and metrics. Update cannot change Name.
 	Name string
 
-	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken streams
-	// are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream continues. A
-	// stream that ends without a failure ends a run of broken streams. So does a stream that has continued for a Window.
-	// A burst counts as one failure; see the package documentation. If FailuresInWindow or FailureRate is set, zero
-	// means that ConsecutiveFailures is not used. Otherwise zero means 5.
+	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken
+	// streams are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream
+	// continues. A stream that ends without a failure ends a run of broken streams. A stream that has continued for a
+	// Window also ends a run of broken streams. A burst counts as one failure; see the package documentation. If
+	// FailuresInWindow or FailureRate is set, zero means that ConsecutiveFailures is not used. If neither is set, zero
+	// means 5.
 	ConsecutiveFailures int
-	// FailuresInWindow is the number of failures in the window that opens the breaker. If the largest burst has at least
-	// half of these failures, the burst counts as one failure. Zero means that FailuresInWindow is not used.
+	// FailuresInWindow opens the breaker when the window has this number of failures. If the largest burst has at
+	// least half of the failures in the window, the burst counts as one failure. Zero means that FailuresInWindow is
+	// not used.
 	FailuresInWindow int
-	// FailureRate is the fraction of failed calls in the window that opens the breaker. It is greater than 0 and at most
-	// 1. If the largest burst has at least half of the failures, the burst counts as one call. Zero means that
+	// FailureRate opens the breaker when this fraction of the calls in the window has failed. The maximum is 1. If the
+	// largest burst has at least half of the failures in the window, the burst counts as one call. Zero means that
 	// FailureRate is not used.
 	FailureRate float64
 	// MinCalls is the number of calls that must be in the window before FailureRate is used. Zero means 20, or
-	// WindowCalls if WindowCalls is set and less than 20.
+	// WindowCalls if WindowCalls is between 1 and 19.
 	MinCalls int
 
-	// Window is the length of the window, which is the time for which the result of a call is counted. The minimum is
-	// 1ms. The window moves in steps of a tenth of Window, so a result is counted for 0.9 to 1 times Window. Window also
+	// Window is the length of the window: the result of a call is counted for this time. The minimum is 1ms. The
+	// window moves in steps of a tenth of Window, so a result is counted for 0.9 to 1 times Window. Window also
 	// affects the open time; see MaxOpenFor. Zero means 1 minute.
 	Window time.Duration
 	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window holds
@@ -48,37 +50,38 @@ type Config struct {
 	// SlowAfter is the duration that turns a success into a failure: a successful call that takes SlowAfter or longer
 	// counts as a failure. Zero means that a success never counts as a failure, however long the call takes.
 	SlowAfter time.Duration
-	// Patience applies to a call that fails after the deadline of the caller's ctx. The call counts as a failure if the
-	// time from its start to the deadline was at least Patience. Otherwise the call is ignored, because the caller may
-	// have allowed too little time. If all callers allow less time than Patience, a dependency that hangs does not open
-	// the breaker. Zero means 90% of SlowAfter or, without SlowAfter, 900ms. [Unlimited] means that a missed deadline is
-	// never a failure.
+	// Patience applies to a call that fails after the deadline of the caller's ctx. If the call had at least Patience
+	// from its start to the deadline, it counts as a failure. A call that had less time is ignored, because the caller
+	// may have allowed too little time. If all callers allow less time than Patience, a dependency that hangs does not
+	// open the breaker. Zero means 90% of SlowAfter or, without SlowAfter, 900ms. [Unlimited] means that a missed
+	// deadline is never a failure.
 	Patience time.Duration
 
 	// OpenFor is the time for which the breaker stays open. Up to a tenth of OpenFor is added at random. Zero means 30
 	// seconds.
 	OpenFor time.Duration
-	// ProbeTimeout is the time after which a probe that has not returned counts as failed. If such a probe succeeds
-	// later, during the same outage, the breaker closes. ProbeTimeout also applies to a probe that has returned and
-	// whose stream continues: the probe counts as successful when the stream has continued for ProbeTimeout or OpenFor,
-	// whichever is less. Zero means OpenFor.
+	// ProbeTimeout is the time after which an unfinished probe counts as failed. If a probe exceeds ProbeTimeout but
+	// then succeeds during the same outage, the breaker closes. If a probe has returned but its stream continues, the
+	// probe counts as successful when the stream has continued for the shorter of ProbeTimeout and OpenFor. Zero means
+	// OpenFor.
 	ProbeTimeout time.Duration
 	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. The open
 	// time doubles with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window,
 	// the next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter is the longest open time that a dependency can request. If the errors of the failures that open the
-	// breaker have a method RetryAfter() time.Duration, the longest RetryAfter replaces OpenFor as the open time. Up to
-	// a tenth is added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter is the longest open time that a dependency can request. The errors that open the breaker may have
+	// a method RetryAfter() time.Duration. The longest RetryAfter of the errors then replaces OpenFor as the open
+	// time. Up to a tenth of the RetryAfter is added at random, but the sum is at most MaxRetryAfter. Zero means the
+	// larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is the number of probes that must succeed to close the breaker. It is also the maximum number of probes
-	// that run at the same time, except for probes that have exceeded ProbeTimeout. If Update changes Probes, the change
-	// takes effect when the breaker opens the next time. Zero means 1.
+	// Probes is the number of probes that must succeed to close the breaker. Probes is also the maximum number of
+	// probes that run at the same time. Probes that have exceeded ProbeTimeout are not included in this maximum. If
+	// Update changes Probes, the change takes effect when the breaker opens the next time. Zero means 1.
 	Probes int
 
-	// Classify returns the [Verdict] on an error. It is called for an error that would otherwise be a failure. It is
-	// also called for an error whose methods Answered() bool and Throttled() bool return true. Nil means
-	// [DefaultClassify].
+	// Classify returns the [Verdict] on an error. Classify is called for an error that would otherwise be a failure.
+	// Classify is also called for an error whose methods Answered() bool and Throttled() bool both return true. Nil
+	// means [DefaultClassify].
 	Classify func(error) Verdict
 }
 
@@ -141,10 +144,11 @@ func (c Config) withDefaults() Config {
 // Config returns the configuration with defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// returns the error of [Config.Validate], and nothing changes. A field that change does not alter keeps its value, or
-// continues to follow its default. Some fields may be [Unlimited], which is -1: change must test for it before it
-// calculates with such a field. change must not call methods of b, because Update holds a lock.
+// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
+// Update returns the error of [Config.Validate], and nothing changes. A field that the function change does not alter
+// keeps its value, or continues to follow its default. A field may be Unlimited, which is -1. The function change
+// must test for Unlimited before it calculates with the field. The function change must not call methods of b,
+// because Update holds a lock.
 //
 // The window keeps its counts unless the length of the window changes. If the counts already exceed a new limit, the
 // breaker opens at the next failure. The results of calls in flight are classified under the old configuration.
@@ -170,7 +174,7 @@ func (b *Breaker) applyConfig(cfg *Config) {
 // A Verdict specifies how the result of a call counts.
 type Verdict int
 
-// The verdicts. Any other value that Classify returns counts as Failure.
+// The verdicts. A value other than Failure, Success and Ignore counts as Failure.
 const (
 	Failure Verdict = iota // the dependency does not work
 	Success                // the dependency works, although its answer may be "not found"
@@ -178,9 +182,10 @@ const (
 	refused                // only an index of Breaker.results: the breaker refused the call
 )
 
-// DefaultClassify is the Classify of a [Config] whose Classify is nil. It returns Success for nil and for an error
-// whose method Answered() bool returns true. It returns Ignore for an error whose method Refused() bool returns true,
-// which means that an inner policy did not make the call. It returns Failure for every other error.
+// DefaultClassify classifies errors if Config.Classify is nil. DefaultClassify returns Success for nil and for an
+// error whose method Answered() bool returns true. DefaultClassify returns Ignore for an error whose method Refused()
+// bool returns true, which means that an inner policy did not make the call. For any other error, DefaultClassify
+// returns Failure.
 func DefaultClassify(err error) Verdict {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Every [*OpenError] matches ErrOpen. A retry.Error also matches ErrOpen if an open breaker ended the retries. The
-// breaker may have admitted an earlier attempt of such a call: resilience.Refused reports whether every attempt was
-// refused.
+// Every [*OpenError] matches ErrOpen. A retry.Error also matches ErrOpen if an open breaker ended the retries. Before
+// the breaker ended the retries, it may have admitted an earlier attempt: resilience.Refused reports whether every
+// attempt was refused.
 var ErrOpen = errors.New("breaker: circuit open")
 
 // An OpenError reports a refused call. It matches [ErrOpen]. Several refused calls return the same *OpenError, so do
@@ -15,16 +15,16 @@ var ErrOpen = errors.New("breaker: circuit open")
 type OpenError struct {
 	Name  string    // the breaker's name
 	State State     // Open, HalfOpen or ForcedOpen
-	Until time.Time // when the open time ends, or ended if State is HalfOpen; zero if State is ForcedOpen
-	// LastErr is the error that opened the breaker, or the reason that an operator gave. LastErr is not the error
-	// of the refused call. Therefore OpenError does not wrap LastErr, and the text of Error does not contain it.
+	Until time.Time // end of the open time; in the past if State is HalfOpen; zero if ForcedOpen
+	// LastErr is the error that opened the breaker, or the reason that an operator gave. LastErr is not the error of
+	// the refused call, so OpenError does not wrap LastErr, and the text of Error does not contain it.
 	LastErr error
 
 	since time.Time // when the breaker became half-open
 }
 
-// Error returns a text that contains only the breaker's name and state. Therefore the text is the same for all calls
-// that are refused in the same state, and it is safe to show to a caller.
+// Error returns a text that contains only the breaker's name and state. The text is the same for all calls that are
+// refused in the same state, and is safe to show to a caller.
 func (e *OpenError) Error() string {
 	if e.Name == "" {
 		return "breaker: circuit " + string(e.State)
@@ -38,10 +38,10 @@ func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 // Refused returns true: the breaker did not call the function.
 func (e *OpenError) Refused() bool { return true }
 
-// Retryable reports whether a retry may soon succeed. It returns true only if State is HalfOpen.
+// Retryable reports whether a retry may soon succeed. Retryable returns true only if State is HalfOpen.
 func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
 
-// RetryAfter returns the time that a caller should wait before the next call. The result depends on State:
+// RetryAfter returns the time that a caller should wait before the next call. The time depends on State:
 //
 //   - Open: the remaining open time, at least 1ms.
 //   - HalfOpen: the time since the breaker became half-open, at least 10ms and at most 1s.

@@ -247,8 +247,8 @@ func (b *Breaker) State() (s State) {
 }
 
 // Trip opens the breaker for exactly d. If d is not positive, the open time is the same as after a failure without a
-// RetryAfter. Trip has no effect while the breaker is forced open or disabled. Errors and events report reason as the
-// last error.
+// RetryAfter. Trip has no effect while the breaker is forced open or disabled. Errors and events report the given
+// reason as the last error.
 //
 // docs/cookbook.md has a middleware that calls Trip after each error that has a RetryAfter.
 func (b *Breaker) Trip(reason error, d time.Duration) {
@@ -269,7 +269,7 @@ func (b *Breaker) Reset() {
 	b.operate(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// ForceOpen refuses all calls until Enable is called. Errors and events report reason as the last error.
+// ForceOpen refuses all calls until Enable is called. Errors and events report the given reason as the last error.
 func (b *Breaker) ForceOpen(reason error) {
 	b.locked(context.Background(), func(now time.Duration) {
 		b.counts(now) // remove old results, because the window stops moving now
@@ -280,7 +280,7 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets all calls pass until Enable is called. The calls are still counted.
+// Disable lets all calls pass until Enable is called. While the breaker is disabled, calls are still counted.
 func (b *Breaker) Disable() {
 	b.locked(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
@@ -289,8 +289,8 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends the effect of ForceOpen or Disable. It closes the breaker and clears the counts. It has no effect if
-// the breaker is neither forced open nor disabled.
+// Enable ends the effect of ForceOpen or Disable: it closes the breaker and clears the counts. Enable has no effect
+// if the breaker is neither forced open nor disabled.
 func (b *Breaker) Enable() {
 	b.operate(true, func(now time.Duration) { b.restart(now, Closed) })
 }

@@ -10,8 +10,8 @@ type Counts struct {
 	Succeeded int64
 	Failed    int64
 	// ConsecutiveFailures is the number of failures since the last success, even if some of the failures have left the
-	// window. Failed calls and broken streams are counted separately, and ConsecutiveFailures is the larger number. A
-	// burst counts as one failure.
+	// window. Failed calls and broken streams are counted separately, and ConsecutiveFailures is the larger of the two
+	// numbers. A burst counts as one failure.
 	ConsecutiveFailures int64
 }
 
