@@ -16,9 +16,9 @@ type Backoff = interface {
 }
 
 // Exponential waits for a random time between zero and a limit. The limit starts at first, doubles with each retry,
-// and is at most longest. This is the "full" jitter of Brooker, "Exponential Backoff And Jitter" (AWS, 2015). Half of
-// the waits are shorter than half of the limit, and a wait can be close to zero. To prevent very short waits, set
-// [Config.MinDelay].
+// and is at most longest. The random wait is the "full jitter" of Brooker, "Exponential Backoff And Jitter" (AWS,
+// 2015). Half of the waits are shorter than half of the limit, and a wait can be close to zero. To prevent very short
+// waits, set [Config.MinDelay].
 //
 // If its arguments are invalid, Exponential does not panic, but [Config.Validate] returns an error. The arguments are
 // valid if 0 < first <= longest.
@@ -30,10 +30,10 @@ func Exponential(first, longest time.Duration) func() Backoff {
 // also retry at the same moment. [Config.Validate] returns an error if d is negative.
 func Constant(d time.Duration) func() Backoff { return delay.Constant(d) }
 
-// Permanent returns an error that wraps err and that a Retrier does not retry. If another error wraps the result and
-// has a method Retryable() bool, that method decides instead. Before a Retrier returns an error, it removes the
-// outermost wrapper if Permanent has added the wrapper.
+// Permanent wraps err so that a Retrier does not retry the call. If another error wraps Permanent's result and has a
+// method Retryable() bool, that method decides instead. If the outermost wrapper of an error comes from Permanent, a
+// Retrier removes this wrapper before it returns the error.
 //
-// Permanent is the function of github.com/cenkalti/backoff/v4. A Retrier also supports the Permanent of v5 and v6.
-// Permanent(nil) is nil.
+// Permanent is the function Permanent of github.com/cenkalti/backoff/v4. A Retrier also supports the function
+// Permanent of backoff v5 and v6. Permanent(nil) is nil.
 func Permanent(err error) error { return backoff.Permanent(err) }

@@ -13,7 +13,7 @@ import (
 
 // BudgetConfig configures a [Budget].
 type BudgetConfig struct {
-	// Name identifies the Budget in metrics. Update cannot change it.
+	// Name identifies the Budget in metrics. Update cannot change Name.
 	Name string
 	// Ratio is the number of retries that each call adds to the Budget. The maximum is 100. Zero means 0.2. [None] means
 	// that calls add no retries.
@@ -39,13 +39,13 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
-// A Budget limits the retries of all Retriers that share it. It is safe for concurrent use.
+// A Budget limits the retries of all Retriers that share it. A Budget is safe for concurrent use.
 //
 // A Budget is a bucket of retries. Each call adds Ratio retries, and each second adds PerSecond retries. A Retrier
-// takes a retry out of the bucket before it waits for the next attempt. If the bucket does not hold a whole retry,
-// the Retrier does not retry. A new Budget holds 10*PerSecond retries. A Budget holds at most 10*PerSecond +
-// 100*Ratio retries. An attempt that another policy refused neither adds nor takes a retry. If retriers are nested,
-// give a Budget to only one of the retriers.
+// takes a retry out of the bucket before it waits for the next attempt. If the bucket holds less than one retry, the
+// Retrier does not retry. A new Budget holds 10*PerSecond retries. A Budget holds at most 10*PerSecond + 100*Ratio
+// retries. An attempt that another policy refused neither adds nor takes a retry. If retriers are nested, give a
+// Budget to only one of the retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 	users   atomic.Int64 // number of Retriers that have ever used the Budget
@@ -59,7 +59,7 @@ type Budget struct {
 
 const whole = 1e9 // billionths in one retry
 
-// NewBudget returns a Budget. It panics if cfg is invalid; see [BudgetConfig.Validate].
+// NewBudget returns a Budget. NewBudget panics if cfg is invalid; see [BudgetConfig.Validate].
 func NewBudget(cfg BudgetConfig) *Budget {
 	b := &Budget{at: time.Now()}
 	b.setting.Init(cfg, BudgetConfig.withDefaults)
@@ -129,8 +129,8 @@ func (b *Budget) Stats() (s BudgetStats) {
 // Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update is like [Retrier.Update]. Ratio and PerSecond may be [None], so change must test for None before it
-// calculates with Ratio or PerSecond. For the time before the call of Update, the old PerSecond applies.
+// Update is like [Retrier.Update]. Ratio and PerSecond may be None, so the function change must test for None before
+// it calculates with Ratio or PerSecond. For the time before the call of Update, the old PerSecond applies.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }

@@ -17,38 +17,38 @@ const (
 
 // Config configures a [Retrier].
 type Config struct {
-	// Name identifies the Retrier in errors, events and metrics. Update cannot change it.
+	// Name identifies the Retrier in errors, events and metrics. Update cannot change Name.
 	Name string
-	// Attempts is the maximum number of attempts of a call. Refused attempts are included. Zero means 3. [Unlimited]
-	// means that only ctx and Budget limit the attempts.
+	// Attempts is the maximum number of attempts of a call. Attempts that were refused count too. Zero means 3.
+	// [Unlimited] means that only ctx and Budget limit the attempts.
 	Attempts int
 	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is canceled,
-	// and another attempt may follow. A retryable error of the attempt then matches context.DeadlineExceeded. Zero
-	// means no limit.
+	// and another attempt may follow. If the attempt's error is retryable, it then matches [context.DeadlineExceeded].
+	// Zero means no limit.
 	//
 	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
-	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body. Use
-	// a resiliencehttp.Transport instead.
+	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body.
+	// For HTTP, use a resiliencehttp.Transport instead.
 	//
-	// A breaker inside the Retrier cannot distinguish AttemptTimeout from the caller's deadline. If there is such a
-	// breaker, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
+	// A breaker inside the Retrier cannot distinguish AttemptTimeout from the caller's deadline. If there is a breaker
+	// inside the Retrier, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
 	AttemptTimeout time.Duration
 	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt fails after it has run for
-	// at least HealthyAfter, the failed attempt counts as the first attempt of a new call. Zero means that a call never
-	// starts again.
+	// at least HealthyAfter, the failed attempt counts as the first attempt of a new call. Zero means that a failed
+	// attempt never counts as the first attempt of a new call.
 	HealthyAfter time.Duration
-	// Backoff returns a new [Backoff] for each call that is retried. Validate also calls this function. Nil means
-	// Exponential(100ms, 10s).
+	// Backoff returns a new [Backoff] for each call that is retried. Config.Validate also calls the function Backoff.
+	// Nil means Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay, if not nil, returns the delay before the next attempt. It replaces a.Delay, which comes from Backoff. A
-	// negative delay means that no retry follows.
+	// Delay, if not nil, returns the delay before the next attempt. The returned delay replaces a.Delay, which comes
+	// from Backoff. A negative delay means that no retry follows.
 	Delay func(ctx context.Context, a FailedAttempt) time.Duration
 	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns a shorter delay, the wait is
 	// MinDelay plus up to a tenth of MinDelay at random. The random part keeps clients from retrying at the same
 	// moment. Zero means no minimum.
 	MinDelay time.Duration
-	// MaxRetryAfter is the longest RetryAfter of an error for which a call waits. If an error has a longer RetryAfter,
-	// the call is not retried. Zero means 1 minute.
+	// MaxRetryAfter is the longest RetryAfter that a call waits for. If the RetryAfter of an error is longer than
+	// MaxRetryAfter, the call is not retried. Zero means 1 minute.
 	MaxRetryAfter time.Duration
 	// RetryIf reports whether a call that failed with the error should be retried. RetryIf is not called for an error
 	// whose method Refused() bool or Answered() bool returns true, or for a [Permanent] error. Nil means
@@ -102,11 +102,11 @@ func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", 
 // Config returns the configuration with defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// returns an error, and nothing changes. A field that change does not alter keeps its value, or continues to follow
-// its default. In the Config that change receives, a function that was not set is nil. Attempts may be [Unlimited],
-// which is -1: change must test for Unlimited before it calculates with Attempts. change must not call methods of r,
-// because Update holds a lock.
+// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
+// Update returns an error, and nothing changes. A field that the function change does not alter keeps its value, or
+// continues to follow its default. A field for a function that was not set is nil in the Config that the function
+// change receives. Attempts may be Unlimited, which is -1. The function change must test for Unlimited before it
+// calculates with Attempts. The function change must not call methods of r, because Update holds a lock.
 //
 // Calls in flight finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error {

@@ -25,19 +25,20 @@ var (
 	errNoTimeLeft     = fmt.Errorf("wait would pass the deadline: %w", context.DeadlineExceeded)
 )
 
-// An Error reports that a [Retrier] stopped retrying. It wraps Err and Cause. If the last attempts were refused but
-// an earlier attempt failed, the Error also wraps the error of that failure. The text contains no durations, so equal
-// failures have equal texts.
+// An Error reports that a [Retrier] stopped retrying. An Error wraps its fields Err and Cause. If the last attempts
+// were refused but an earlier attempt failed, the Error also wraps the error of that failure. The text of an Error
+// contains no durations, so equal failures have equal texts.
 type Error struct {
 	Name        string        // the Retrier's name
-	Attempts    int           // the number of attempts; a refused attempt that is the Cause is not included
+	Attempts    int           // the number of attempts, without an attempt whose refusal is the Cause
 	RetryingFor time.Duration // the time since the first attempt failed
 	// Cause is the reason why no attempt followed:
 	//
-	//   - It matches ErrExhausted or ErrOverBudget if a limit was reached.
-	//   - It matches context.DeadlineExceeded if a wait would have passed the deadline.
-	//   - It is the error of ctx if ctx is done.
-	//   - It is the refusal if the refusal ended the retries, such as that of an open breaker.
+	//   - If a limit was reached, Cause matches ErrExhausted or ErrOverBudget.
+	//   - If a wait would have passed the deadline of ctx, Cause matches context.DeadlineExceeded.
+	//   - If ctx is done, Cause is the error of ctx.
+	//   - If a policy, such as an open breaker, refused an attempt and so ended the retries, Cause is the policy's
+	//     error.
 	Cause error
 	Err   error // the error of the last attempt
 
@@ -45,7 +46,8 @@ type Error struct {
 	earlier error         // the last error of an attempt of this kind; nil if that is Err
 }
 
-// Error returns the Retrier's name, the number of attempts, Cause if it is not ErrExhausted itself, and Err.
+// Error returns a text with the Retrier's name, the number of attempts, Cause and Err. The text omits Cause if Cause
+// is ErrExhausted itself.
 func (e *Error) Error() string {
 	text := prefix(e.Name) + "gave up after "
 	if e.Attempts == 1 {
@@ -76,7 +78,7 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns Err, the earlier failure and Cause, except for errors that are nil.
+// Unwrap returns the non-nil errors among Err, Cause and the error of the earlier failure.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
@@ -85,7 +87,7 @@ func (e *Error) Unwrap() []error {
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
 // Answered reports whether the dependency answered every attempt that was not refused. If every attempt was refused,
-// it returns false.
+// Answered returns false.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
 // Retryable reports whether an outer retrier may retry the call.

@@ -62,8 +62,8 @@ func contextOutcome(ctx context.Context) Outcome {
 }
 
 // Stats are the counters of a [Retrier]. Each call that has returned is counted in exactly one of the fields
-// FirstTry, Recovered, Exhausted, Permanent, OverBudget, Deadline, Canceled and Nested. The exception is a call that
-// package hedge canceled because a parallel call won: such a call is not counted.
+// FirstTry, Recovered, Exhausted, Permanent, OverBudget, Deadline, Canceled and Nested. A call that package hedge
+// canceled because a parallel call won is not counted at all.
 type Stats struct {
 	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // calls that succeeded at the first attempt
 	Recovered  int64 `counter:"calls{outcome=recovered}"`   // calls that succeeded after a retry

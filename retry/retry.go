@@ -11,17 +11,17 @@
 //
 // Retry only operations that are safe to run twice, because a failed attempt may still have taken effect.
 //
-//   - The delays between attempts are random and grow. An error's RetryAfter and Config.MinDelay are lower limits for
-//     the delay.
+//   - The delays between attempts are random and grow. A delay is never shorter than an error's RetryAfter or
+//     Config.MinDelay.
 //   - If the deadline of ctx would pass during a wait, the call returns without the wait.
-//   - An error that is not retryable is returned unchanged. Examples are [Permanent] errors and errors whose method
-//     Answered() bool returns true.
+//   - An error that is not retryable is returned unchanged. [Permanent] errors and errors whose method Answered()
+//     bool returns true are examples of errors that are not retryable.
 //   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
-//     retry from the Budget. If the refusing policy is an open breaker, no retry follows. If it is a half-open
-//     breaker, the call is retried.
+//     retry from the Budget. If an open breaker refuses an attempt, no retry follows. If a half-open breaker refuses
+//     an attempt, the call is retried.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
 //   - If retriers are nested, only the outermost one retries. A Retrier whose Config.Attempts is 1 does not count as
-//     the outermost. [Fresh] makes an inner Retrier retry.
+//     the outermost retrier. Under a ctx from [Fresh], an inner Retrier also retries.
 //
 // A Retrier also supports the errors of github.com/cenkalti/backoff: Permanent of v4, v5 and v6, and RetryAfter of v5
 // and v6.
@@ -45,7 +45,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Retrier retries calls. It is safe for concurrent use.
+// A Retrier retries calls. A Retrier is safe for concurrent use.
 type Retrier struct {
 	setting   settings.Setting[Config]
 	budget    *Budget // the latest Budget; guarded by setting
@@ -53,7 +53,7 @@ type Retrier struct {
 	observers notify.Observers[Event]
 }
 
-// New returns a Retrier. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Retrier. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Retrier {
 	r := new(Retrier)
 	r.setting.Init(cfg, Config.withDefaults)
@@ -69,7 +69,7 @@ func (r *Retrier) useBudget(cfg *Config) {
 	r.budget = cfg.Budget
 }
 
-// Wrap returns a function that calls fn under [Retrier.Do].
+// Wrap returns a function that calls [Retrier.Do](ctx, fn).
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
@@ -303,8 +303,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
 // Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the start
-// of a new operation. Examples are a message that a consumer handles under a Retrier, and work that continues after
-// its caller has returned.
+// of a new operation. A new operation is, for example, the handling of a message by a consumer that runs under a
+// Retrier, or work that continues after its caller has returned.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
