@@ -1,6 +1,6 @@
 // Package hedge provides hedged calls: it starts a second call if the first call takes too long, and returns
-// the result of the call that succeeds first. Hedging cuts the latency of the slowest calls. It is described
-// in Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013.
+// the result of the call that succeeds first. Hedging cuts the latency of the slowest calls. Hedging is
+// described in Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013.
 //
 //	lookups := hedge.New[string](hedge.Config{
 //		Name:     "lookup",
@@ -16,8 +16,8 @@
 // call is canceled. Policies inside the canceled call do not count the cancellation as a failure.
 //
 // A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Two hedged calls
-// of such a function would have to store their results in the same variable, and would write it concurrently.
-// The functions that a Hedger calls return their values instead.
+// of a func(context.Context) error would concurrently write their results to the same variable. A Hedger
+// therefore calls functions that return their values.
 package hedge
 
 import (
@@ -48,9 +48,9 @@ type Config struct {
 	Name string
 	// Delay is the time that the first call may take before a second call starts. Required.
 	Delay time.Duration
-	// Quantile, in (0, 1), derives the delay from the latencies of the last 1000 successful calls: the delay
-	// is this quantile of the latencies. For example, with a Quantile of 0.95, about 5% of calls start a
-	// second call. Until 20 calls have succeeded, Delay is used. Zero means that Delay is always used.
+	// Quantile, in (0, 1), derives the delay from past latencies: the delay is the given quantile of the
+	// latencies of the last 1000 successful calls. For example, with a Quantile of 0.95, about 5% of calls
+	// start a second call. Until 20 calls have succeeded, Delay is used. Zero means that Delay is always used.
 	Quantile float64
 	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
 	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
@@ -58,10 +58,11 @@ type Config struct {
 	// call that an inner policy refused does not use up the allowance. Zero means 0.1. [Unlimited] means no
 	// limit.
 	Ratio float64
-	// Discard, if not nil, is called with the value of each successful call that Do does not return. It can
-	// close the value, for example. Do calls Discard before it returns. If Discard is set, Do does not cancel
-	// the ctx of the winning call, because the returned value may still need it. The winner's ctx is released
-	// only when the ctx of Do is done, so do not call Do with a ctx that lives as long as the program.
+	// Discard, if not nil, is called with each value that a successful call returns but Do does not. For
+	// example, Discard can close the value. Do calls Discard before it returns. If Discard is set, Do does not
+	// cancel the ctx of the winning call, because the returned value may still need it. The winner's ctx is
+	// released only when the ctx of Do is done, so do not call Do with a ctx that lives as long as the
+	// program.
 	Discard func(value any)
 }
 
@@ -80,7 +81,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// A Hedger hedges calls that return a T. It is safe for concurrent use.
+// A Hedger hedges calls that return a T. A Hedger is safe for concurrent use.
 type Hedger[T any] struct {
 	cfg       Config
 	observers notify.Observers[Event]
@@ -92,7 +93,7 @@ type Hedger[T any] struct {
 	stats     Stats // the counters; stats.Delay is not used
 }
 
-// New returns a Hedger. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Hedger. New panics if cfg is invalid; see [Config.Validate].
 func New[T any](cfg Config) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -105,15 +106,15 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn. If this first call takes longer than the delay in [Config], and Config.Ratio allows a second
+// Do calls fn. If the first call takes longer than the delay in [Config], and Config.Ratio allows a second
 // call, Do calls fn again on another goroutine. Do returns the value of the call that succeeds first and
 // cancels the other call. If both calls fail, Do returns both errors, joined. Do returns only after both
 // calls have returned, so fn must respect its ctx.
 //
 // If a call panics or exits its goroutine, Do cancels the other call. The panic or the exit then continues on
-// the caller's goroutine. If the second call panicked, the value of the panic is an error with a method
-// Stack() []byte, which returns the stack trace of the second call. This error wraps the original panic value
-// if the original value is an error.
+// the caller's goroutine. If the second call panicked, the value of the panic is an error whose method
+// Stack() []byte returns the stack trace of the second call. If the original panic value is an error, the new
+// panic value wraps it.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
