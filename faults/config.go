@@ -10,9 +10,10 @@ import (
 
 // Config configures a [Script]. A script with the zero Config does nothing.
 type Config struct {
-	// Name identifies the script in a registry.Registry, which requires a name. The name cannot change.
+	// Name identifies the script in a registry.Registry, which requires a name. The name of a script cannot
+	// change.
 	Name string
-	// Enabled specifies whether the plans apply. If it is false, calls run as if there were no script.
+	// Enabled specifies whether the plans apply. If Enabled is false, calls run as if there were no script.
 	Enabled bool
 	// Seed is the seed of the random decisions. With the same seed, the script makes the same decisions
 	// again.

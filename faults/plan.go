@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// A Kind is a kind of fault. Its text appears in settings files and metrics.
+// A Kind is a kind of fault. The text of a Kind appears in settings files and metrics.
 type Kind string
 
 const (
 	// Latency delays the call by [Plan].Delay plus a random time of up to Plan.Spread. If ctx is done during
 	// the delay, the call is not made.
 	Latency Kind = "latency"
-	// Fail makes the call fail with [Plan].Err without running it. A [Handler] responds with the HTTP status
-	// Plan.Status instead.
+	// Fail returns [Plan].Err without making the call. In a [Handler], Fail responds with the HTTP status
+	// Plan.Status.
 	Fail Kind = "fail"
 	// Status responds with the HTTP status [Plan].Status and the time Plan.RetryAfter, without making the
-	// call. A [Func] returns an error that has this RetryAfter.
+	// call. In a [Func], Status returns an error that has the plan's RetryAfter.
 	Status Kind = "status"
 	// Hang waits until ctx is done, without making the call.
 	Hang Kind = "hang"
@@ -27,8 +27,8 @@ const (
 	Refuse Kind = "refuse"
 	// Reset makes the call and breaks the connection while the response's body is read. After [Plan].Bytes
 	// bytes, or at the end of a shorter body, Read returns an error that wraps syscall.ECONNRESET. A [Func]
-	// returns such an error if the call has succeeded. A Handler closes the connection or, over HTTP/2,
-	// resets the stream.
+	// returns an error that wraps syscall.ECONNRESET if the call has succeeded. A Handler closes the
+	// connection or, over HTTP/2, resets the stream.
 	Reset Kind = "reset"
 	// SlowBody makes the call and delivers the body of its response at [Plan].Rate bytes per second, in up to
 	// 10 pieces per second. A [Func] waits for Plan.Delay after a successful call.
@@ -45,23 +45,23 @@ type Plan struct {
 	At time.Duration
 	// For is the duration of the plan. Zero means that the plan does not end.
 	For time.Duration
-	// Share, in (0, 1], is the probability that the plan applies to a call. Plans other than Latency are
-	// considered only for calls that no earlier plan ends. Zero means 1.
+	// Share, in (0, 1], is the probability that the plan applies to a call. If an earlier plan ends the call,
+	// only Latency plans are still considered for the call. Zero means 1.
 	Share float64
 	// Count is the maximum number of calls that the plan applies to. Zero means no limit.
 	Count int
 
 	// Delay is the minimum delay of a Latency plan, and Spread is the maximum random time that is added to
-	// it. Delay is also the time that a [Func] waits for a SlowBody plan.
+	// Delay. Delay is also the time that a [Func] waits for a SlowBody plan.
 	Delay, Spread time.Duration
 	// Err is the error of a Fail plan. Nil means [ErrInjected].
 	Err error
-	// Status, in [200, 599], is the HTTP status with which a Status plan responds, and a Fail plan in a
+	// Status, in [200, 599], is the HTTP status in the response of a Status plan, or of a Fail plan in a
 	// [Handler]. Zero means 503.
 	Status int
-	// RetryAfter is the time after which the client may retry. It is sent by a Status plan, and by a Fail
-	// plan in a [Handler]. In an HTTP response, it is rounded up to whole seconds. Zero means that the
-	// response has no Retry-After.
+	// RetryAfter is the time after which the client may retry. A Status plan sends RetryAfter, and so does a
+	// Fail plan in a [Handler]. In an HTTP response, RetryAfter is rounded up to whole seconds. Zero means
+	// that the response has no Retry-After.
 	RetryAfter time.Duration
 	// Bytes is the number of bytes of the body that a Reset plan delivers before it breaks the connection.
 	// Zero means that only the header is delivered.

@@ -14,7 +14,8 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A Script decides which faults each call gets. Create it with [New]. It is safe for concurrent use.
+// A Script decides which faults each call gets. Use [New] to create a Script. A Script is safe for concurrent
+// use.
 type Script struct {
 	setting settings.Setting[Config] // setting's lock is acquired before mu
 
@@ -32,7 +33,7 @@ type progress struct {
 	rand    *rand.Rand // separate for each plan, so other plans do not affect its decisions
 }
 
-// New returns a Script. It panics if cfg is invalid.
+// New returns a Script. New panics if cfg is invalid.
 func New(cfg Config) *Script {
 	s := &Script{injected: map[Kind]int64{}}
 	s.setting.Init(cfg, func(c Config) Config { return c }, func(c *Config) { c.Plans = slices.Clone(c.Plans) })
@@ -56,9 +57,10 @@ func (s *Script) begin(cfg *Config) {
 // Config returns a copy of the configuration.
 func (s *Script) Config() Config { return s.setting.Config() }
 
-// Update calls change with the configuration and applies the result. change must not call methods of s. All
-// plans start again, at time 0, but the counts of Stats are not reset. Calls in flight continue with the
-// previous plans. If the result is invalid or has another Name, Update changes nothing and returns an error.
+// Update calls the function change with the configuration and applies the result. The function change must
+// not call methods of s. All plans start again, at time 0, but the counts of Stats are not reset. Calls in
+// flight continue with the previous plans. If the result is invalid or has another Name, Update changes
+// nothing and returns an error.
 func (s *Script) Update(change func(*Config)) error {
 	return s.setting.Update(change, sameName, s.begin)
 }
@@ -72,7 +74,7 @@ func sameName(was, next *Config) error { return invalid.Renamed("faults.Config",
 // Stats holds the statistics of a [Script] since New.
 type Stats struct {
 	Calls    int64          `counter:"calls"`            // all calls, including those while the script was off
-	Injected map[Kind]int64 `counter:"injected{kind=*}"` // calls that plans of each kind applied to
+	Injected map[Kind]int64 `counter:"injected{kind=*}"` // number of calls to which a plan applied, by kind of plan
 }
 
 // Stats returns the statistics.

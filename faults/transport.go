@@ -52,8 +52,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// CloseIdleConnections closes the idle connections of base. [http.Client.CloseIdleConnections] calls this
-// method.
+// CloseIdleConnections closes the idle connections of base. The method CloseIdleConnections of http.Client
+// calls it.
 func (t *transport) CloseIdleConnections() {
 	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		b.CloseIdleConnections()
