@@ -14,11 +14,11 @@ import (
 // A Metric is one measured value of a policy.
 //
 // A metric's Name starts with the kind of the policy. The name of a time ends in "_seconds", and the name of
-// a ratio in "_ratio". The name of a count has no unit. Attributes may follow in braces. Examples are
-// "breaker.calls{outcome=failure}" and "bulkhead.wait.time_seconds".
+// a ratio ends in "_ratio". The name of a count has no unit. Attributes may follow the name in braces.
+// Examples are "breaker.calls{outcome=failure}" and "bulkhead.wait.time_seconds".
 type Metric struct {
 	Name    string
-	Counter bool // the metric is a counter: Value never decreases
+	Counter bool // whether the metric is a counter, whose Value never decreases
 	Value   float64
 }
 
@@ -58,13 +58,14 @@ type Attr struct{ Key, Value string }
 //		State    State            `gauge:"state{state=closed|open}"`
 //	}
 //
-// A duration is converted to seconds, and a bool to 0 or 1. A map or slice yields one metric for each
-// element. The key or index of the element replaces the asterisk. Keys are sorted. A string yields one metric
-// for each of the listed values: the metric of the current value is 1, and the others are 0. A nil pointer
-// yields no metric. The fields of embedded structs are included. Fields without a tag are ignored.
+// A duration is converted to seconds, and a bool is converted to 0 or 1. A map or slice yields one metric for
+// each element. The key or index of the element replaces the asterisk in the tag. Keys are sorted. A string
+// yields one metric for each value that its tag lists: the metric of the current value is 1, and the others
+// are 0. A nil pointer yields no metric. The fields of embedded structs are included. Fields without a tag
+// are ignored.
 //
-// Metrics panics if stats is not a struct or a non-nil pointer to a struct. It also panics if a field with a
-// tag is unexported or cannot be converted to a number, or if the tag of a string lists no values.
+// Metrics panics if stats is not a struct or a non-nil pointer to a struct. Metrics also panics if a field
+// with a tag is unexported or cannot be converted to a number, or if the tag of a string lists no values.
 func Metrics(kind string, stats any) []Metric {
 	v := reflect.Indirect(reflect.ValueOf(stats))
 	if v.Kind() != reflect.Struct {

@@ -1,6 +1,6 @@
 // Package policy defines how a policy, such as a breaker, describes itself: its name, metrics, health, configuration
-// and events. The packages registry, console and resilienceotel read policies only through this package. These packages
-// therefore also work with your own policies:
+// and events. The packages registry, console and resilienceotel read policies only through this package. To use your
+// own policy with registry, console and resilienceotel, give it a method Describe:
 //
 //	var _ policy.Describer = (*Spacing)(nil)
 //
@@ -26,8 +26,8 @@ import (
 	"log/slog"
 )
 
-// A Describer is a policy that can be added to a registry. Every policy of this module is a Describer. With this line,
-// the compiler checks that a type is a Describer:
+// A Describer is a policy that can be added to a registry. Every policy of this module is a Describer. The following
+// line makes the compiler check that a type is a Describer:
 //
 //	var _ policy.Describer = (*Spacing)(nil)
 type Describer interface {
@@ -36,8 +36,8 @@ type Describer interface {
 	Describe() Description
 }
 
-// A Description identifies a policy and gives access to the policy's state. Only Kind is required. A field that is a
-// function is nil if the policy does not support it. A future version of this package may add fields.
+// A Description identifies a policy and gives access to the policy's state. Only Kind is required. If the policy does
+// not support a function, the function's field is nil. A future version of this package may add fields.
 type Description struct {
 	Kind string // the kind of the policy, such as "breaker"; the same for all policies of a type
 	Name string // the name of the policy, unique within its kind; a registry requires a name
@@ -53,24 +53,25 @@ type Description struct {
 	// registry ignores the struct's fields that a settings file cannot hold, such as functions and interfaces.
 	Config func() any
 
-	// Update calls change with a pointer to the configuration, and applies the configuration that change has modified.
-	// This is the configuration without defaults: a zero field means its default, as in a settings file. In contrast, the
-	// Update method of a policy passes the configuration with its defaults filled in.
+	// Update calls the function change with a pointer to the configuration, and applies the modified configuration.
+	// The configuration is passed without defaults: a zero field means its default, as in a settings file. In
+	// contrast, the policy's own method Update passes the configuration with defaults filled in.
 	//
-	// Nothing changes if change returns an error, if the modified configuration is invalid, or if dryRun is true. Update
-	// returns the error of change, or the reason why the configuration is invalid, even if dryRun is true.
+	// The policy stays unchanged if the function change returns an error, if the modified configuration is invalid, or
+	// if dryRun is true. Even if dryRun is true, Update returns the error of the function change, or the reason why
+	// the configuration is invalid.
 	Update func(dryRun bool, change func(cfg any) error) error
 
 	// Observe calls f with every event until stop is called. f runs on the goroutine that causes the event, while the
-	// policy holds no lock. The function [Events] returns an Observe.
+	// policy holds no lock. The function [Events] creates a function for the field Observe.
 	Observe func(f func(context.Context, Event)) (stop func())
 
-	// Members returns the members of a group, each with the text of its key. A group is a policy with one member, itself a
-	// policy, for each key.
+	// Members returns the members of a group, each with the text of its key. A group is a policy that has one member
+	// for each key, and each member is a policy.
 	Members func() iter.Seq2[string, Describer]
 
-	// InUse reports whether a group must keep this policy as a member even if it is idle. For example, a group must keep
-	// an open breaker. A group calls InUse while it holds a lock, so InUse must be fast.
+	// InUse reports whether a group must keep this policy as a member even if the policy is idle. For example, a group
+	// must keep an open breaker. A group calls InUse while it holds a lock, so InUse must be fast.
 	InUse func() bool
 }
 
@@ -79,7 +80,7 @@ type Description struct {
 type Event struct {
 	Kind  string      // the kind of the policy: "breaker"
 	Name  string      // the name of the policy: "users"
-	Key   string      // the text of the member's key, if the event is of a group's member
+	Key   string      // the text of the member's key, for an event of a group's member
 	What  string      // what happened, in snake_case, such as "refused"
 	Level slog.Level  // Debug for a normal event, Info for the end of a problem, Warn or above for a problem
 	Err   error       // the error behind the event, or nil; it may contain secrets
@@ -96,8 +97,8 @@ func (e Event) Attr(key string) slog.Value {
 	return slog.Value{}
 }
 
-// Events returns a function for the field Observe of a [Description]. observe is the policy's own method Observe, and E
-// is the type of its events. convert converts an event of type E; it is called once for each event and observer.
+// Events returns a function for the field Observe of a [Description]. observe is the policy's own method Observe, and
+// E is the type of its events. convert converts an event of type E, and is called once for each event and observer.
 //
 //	Observe: policy.Events(s.Observe, describeEvent),
 func Events[E any](
@@ -125,7 +126,7 @@ const (
 	Fail                     // calls fail because of the policy's condition
 )
 
-// String returns "pass", "warn" or "fail". A value below Pass counts as Pass, and a value above Fail as Fail.
+// String returns "pass", "warn" or "fail". A value below Pass counts as Pass, and a value above Fail counts as Fail.
 func (s HealthStatus) String() string {
 	return [...]string{"pass", "warn", "fail"}[min(max(s, Pass), Fail)]
 }
