@@ -1,5 +1,5 @@
-// Package bulkhead limits how many calls to a dependency run at the same time. If the dependency hangs, it then
-// cannot use up the goroutines, connections and memory that other work needs.
+// Package bulkhead limits how many calls to a dependency run at the same time. With a bulkhead, a dependency that
+// hangs cannot use up the goroutines, connections and memory that other work needs.
 //
 //	slots := bulkhead.New(bulkhead.Config{
 //		Name:    "users",
@@ -21,13 +21,13 @@
 // The bulkhead does not let a call wait if the call would get its slot too late to finish. If a call has to wait, and
 // its ctx has less time left than a call typically takes, the bulkhead refuses the call with [DeadlineTooClose]. The
 // typical time is the median of the last 31 measurements of how long a call held its slots. The bulkhead measures
-// each call that had to wait, and some of the other calls. It ignores calls that were cut short by their callers.
-// Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to wait is never
-// refused.
+// each call that had to wait, and some of the other calls. The bulkhead does not measure calls that were cut short by
+// their callers. Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to
+// wait is never refused.
 //
-// Usually, the oldest waiting call is served first. This changes if callers cancel many of the calls that have to
-// wait: the oldest call then has the least time left, so the newest call is served first. For each priority level,
-// the bulkhead counts the cancellations:
+// Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
+// served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
+// cancellations as follows:
 //
 //   - When a caller cancels a call that had to wait, the count increases by 8, up to 64.
 //   - When a waiting call gets its slots, the count decreases by 1, down to 0.
@@ -35,11 +35,11 @@
 //
 // While the count of a level is 48 or more, the newest waiting call of the level is served first.
 //
-// If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive.
-// That package finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency,
-// where the bulkhead cannot choose their order.
+// If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive,
+// which finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency, where the
+// bulkhead cannot choose their order.
 //
-// Sources: Bulkhead, Priority Queue (Cloud Design Patterns).
+// Sources: the Bulkhead pattern and the Priority Queue pattern (Cloud Design Patterns).
 package bulkhead
 
 import (
@@ -56,10 +56,10 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
+// Unlimited means that there is no limit. Unlimited is valid only for fields whose comment mentions it.
 const Unlimited = -1
 
-// A Bulkhead limits the number of calls that run at the same time. It is safe for concurrent use.
+// A Bulkhead limits the number of calls that run at the same time. A Bulkhead is safe for concurrent use.
 type Bulkhead struct {
 	setting   settings.Setting[Config] // if both locks are needed, setting's lock is acquired before mu
 	observers notify.Observers[Event]
@@ -73,7 +73,7 @@ type Bulkhead struct {
 	stats   Stats // only the counters are set
 }
 
-// New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Bulkhead. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -108,7 +108,7 @@ func (b *Bulkhead) doTimed(ctx context.Context, held slots, fn func(context.Cont
 	return fn(ctx)
 }
 
-// Wrap returns a function that runs next under [Bulkhead.Do].
+// Wrap returns a function that calls [Bulkhead.Do](ctx, next).
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
@@ -372,13 +372,13 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	}
 }
 
-// Update calls change with the configuration and applies the result:
+// Update calls the function change with the configuration and applies the result:
 //
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
 // If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
-// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. change
-// must not call methods of b, because Update holds a lock.
+// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. The
+// function change must not call methods of b, because Update holds a lock.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)
 }

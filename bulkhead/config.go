@@ -13,7 +13,7 @@ import (
 // Config configures a [Bulkhead]. The bulkhead calls the functions in Config for every call before it admits the
 // call. The functions must be fast.
 type Config struct {
-	// Name identifies the bulkhead in errors, events and metrics. Update cannot change it.
+	// Name identifies the bulkhead in errors, events and metrics. Update cannot change Name.
 	Name string
 
 	// Limit is the number of slots, from 1 to 1<<30 - 1. Required.
@@ -37,17 +37,17 @@ type Config struct {
 	Priority func(context.Context) int
 
 	// Cost returns how many slots a call takes. Nil means that each call takes 1 slot. A call with a cost of 0 or less
-	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. The waiting call that is
-	// next in turn may need more slots than are free. Free slots are then reserved for this call.
+	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. If the next waiting call
+	// needs more slots than are free, the free slots are reserved for that call.
 	Cost func(context.Context) int
 
-	// Share returns the name of a call's share, such as the tenant of the caller. Shares divide the slots fairly. Calls
-	// without a tenant may use "". At each level, the share that holds the fewest slots is served next. Shares that hold
-	// equally many slots take turns. If Share is set, MaxWait must not be 0.
+	// Share returns the name of a call's share, such as the tenant of the caller. Shares divide the slots fairly.
+	// Calls without a tenant may use "". At each level, the share that holds the fewest slots is served next. Shares
+	// that hold the same number of slots take turns. If Share is set, MaxWait must not be 0.
 	//
 	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
-	// newest call of the longest line at its level. It does so only if the longest line is longer than the new call's
-	// line would be with the new call.
+	// newest call of the longest line at its level. A new call displaces no call if the new call would make its own
+	// line at least as long as the longest line.
 	Share func(context.Context) string
 }
 

@@ -72,14 +72,14 @@ func (e *FullError) Is(target error) bool {
 	return target == ErrFull || e.Reason == DeadlineTooClose && target == context.DeadlineExceeded
 }
 
-// Unwrap returns the error and the cause of ctx if ctx was done. Otherwise it returns nil.
+// Unwrap returns the error and the cause of ctx if ctx was done. If ctx was not done, Unwrap returns nil.
 func (e *FullError) Unwrap() error { return e.err }
 
 // Refused returns true, because the call was not made.
 func (e *FullError) Refused() bool { return true }
 
-// Retryable returns false if the reason is [TooCostly], unless the limit is adaptive and may grow to Cost. For all
-// other reasons, it returns true.
+// Retryable returns true unless the reason is [TooCostly]. For TooCostly, Retryable returns true only if the limit is
+// adaptive and may grow to Cost.
 func (e *FullError) Retryable() bool { return e.Reason != TooCostly || e.mayGrow }
 
 // An adaptive ctx is the ctx of a call whose limit may change. Package bulkhead/adaptive implements this interface.
