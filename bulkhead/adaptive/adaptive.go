@@ -19,22 +19,22 @@
 //
 //   - A call that succeeds is a sample. A call whose error has a method Answered() bool that returns true is also a
 //     sample. If a call has a response, its latency is the time until the headers of the response.
-//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. It counts
-//     as a sample of at least four times the latency of an idle server. A response body that is cut off because time
-//     ran out is an additional sample of this kind.
-//   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends. The
-//     sample is a lower bound of the call's latency.
-//   - A call is not a sample if it ends with another error or a panic, if an inner policy refuses it, or if its
-//     caller cancels it.
+//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. A call that
+//     shows overload counts as a sample of at least four times the latency of an idle server. A response body that is
+//     cut off because time ran out is an additional sample that shows overload.
+//   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends.
+//     The sample of a call that still runs is a lower bound of the call's latency.
+//   - Any other call is not a sample: it ended with another error or a panic, an inner policy refused it, or its
+//     caller canceled it.
 //
 // # Probes
 //
-// A probe measures the latency of an idle server. To do so, it lowers the limit until no call waits in the server. A
-// probe lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
+// A probe measures the latency of an idle server: it lowers the limit until no call waits in the server. A probe
+// lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
 //
-//   - While calls use the whole limit, a probe starts about every 10s, or about every 100 times the usual latency if
-//     that is longer. Such a probe starts at a multiple of 10s of the Unix time, so that all processes probe at the
-//     same time.
+//   - While calls use the whole limit, a regular probe starts about every 10s, or about every 100 times the usual
+//     latency if that is longer. Regular probes start when the Unix time is a multiple of 10s, so that all processes
+//     probe at the same time.
 //   - After a probe has found a change of the idle server's latency, another probe starts at the next full second.
 //   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
@@ -44,8 +44,8 @@
 // # Long calls
 //
 // Long calls, such as streams, may hold all slots. If another call needs slots, and no call has started or ended for
-// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. It
-// grows at most to a recent limit, plus the slots of responses that are still being read.
+// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. For
+// a waiting call, the limit grows at most to a recent limit, plus the slots of responses that are still being read.
 //
 // # Limits
 //
@@ -54,9 +54,9 @@
 //   - Ten or more processes call the server, and their clocks differ by seconds.
 //   - Several dozen processes call the server, and share it with clients that have no limit.
 //
-// In these cases, choose Max so that the server can handle Max calls from each process. If several processes overload
-// a server, the processes with the shortest calls get the fewest slots, and possibly almost no slots. For a server
-// that works on fewer than about ten calls at the same time, use package bulkhead.
+// If a long queue may remain in the server, choose Max so that the server can handle Max calls from each process. If
+// several processes overload a server, the processes with the shortest calls get the fewest slots, and possibly
+// almost no slots. For a server that works on fewer than about ten calls at the same time, use package bulkhead.
 //
 // # Stability
 //
@@ -161,7 +161,8 @@ func (c Config) slots(limit int) bulkhead.Config {
 	return s
 }
 
-// A Bulkhead is a [bulkhead.Bulkhead] whose limit follows the latency of its calls. It is safe for concurrent use.
+// A Bulkhead is a [bulkhead.Bulkhead] whose limit follows the latency of its calls. A Bulkhead is safe for concurrent
+// use.
 type Bulkhead struct {
 	setting settings.Setting[Config]
 	slots   *bulkhead.Bulkhead
@@ -176,7 +177,7 @@ type Bulkhead struct {
 	recheckScheduled bool // a timer will call makeRoom again
 }
 
-// New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Bulkhead. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{}
 	b.setting.Init(cfg, Config.effective)
@@ -205,7 +206,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return err
 }
 
-// Wrap returns a function that runs next under [Bulkhead.Do].
+// Wrap returns a function that calls [Bulkhead.Do](ctx, next).
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
@@ -349,8 +350,8 @@ func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is like [bulkhead.Bulkhead.Update]. The latency that probes have measured stays known. A probe that is in
-// progress ends.
+// Update is like [bulkhead.Bulkhead.Update]. Update keeps the latency that probes have measured. Update ends a probe
+// that is in progress.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }
@@ -384,7 +385,7 @@ type Stats struct {
 	bulkhead.Stats
 
 	Latency time.Duration // geometric mean of the latest samples; 0 while Base is not known
-	Base    time.Duration // latency of an idle server; 0 until this latency is known
+	Base    time.Duration // latency of an idle server; 0 until the latency is known
 	Probing bool          // a probe has lowered the limit to measure Base
 }
 
