@@ -7,9 +7,10 @@
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// Here, requests is the number of calls in the last Window, both sent and shed. accepts is the number of these calls
-// that the server accepted or that are still in flight. A Throttle needs no configured limit and no support by the
-// server. It still sends a few calls, and thus notices when the server has recovered.
+// In the formula, requests is the number of calls in the last Window, both sent and shed. The value accepts is the
+// number of calls in the last Window that the server accepted or that are still in flight. A Throttle needs no
+// configured limit and no support by the server. While the server rejects calls, a Throttle still sends a few calls,
+// and thus notices when the server has recovered.
 //
 // # Stability
 //
@@ -38,7 +39,7 @@ import (
 
 // Config configures a [Throttle].
 type Config struct {
-	// Name identifies the Throttle in errors, events and metrics. It is optional. Update cannot change it.
+	// Name identifies the Throttle in errors, events and metrics. It is optional. Update cannot change Name.
 	Name string
 
 	// K is the number of calls that are sent for each call that the server accepts. K must be above 1 and at most 1e9.
@@ -50,9 +51,9 @@ type Config struct {
 	// minutes. The minimum is 24ns. Update cannot change Window.
 	Window time.Duration
 
-	// Throttled reports whether an error means that the server rejected or could not accept the call. It is not called
-	// for calls that an inner policy refused or that the caller canceled, because these calls are not counted. Nil means
-	// that an error has this meaning in three cases:
+	// Throttled reports whether an error means that the server rejected or could not accept the call. Throttled is not
+	// called for calls that an inner policy refused or that the caller canceled, because the Throttle does not count
+	// them. Nil means that an error counts as a rejection in three cases:
 	//
 	//   - The error has a method Throttled() bool that returns true, as for HTTP 429 and 503.
 	//   - The error has a RetryAfter, and its method Answered() bool, if there is one, returns false.
@@ -75,7 +76,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// A Throttle sheds calls that the server would probably reject. It is safe for concurrent use.
+// A Throttle sheds calls that the server would probably reject. A Throttle is safe for concurrent use.
 type Throttle struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
@@ -107,7 +108,7 @@ type Stats struct {
 	Probability float64 `gauge:"shed_ratio"`                           // the probability that a call is shed now
 }
 
-// New returns a Throttle, which at first sheds no calls. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Throttle, which at first sheds no calls. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Throttle {
 	a := &Throttle{rand: rand.Float64, began: time.Now()}
 	a.setting.Init(cfg, Config.withDefaults)
@@ -170,7 +171,7 @@ func (c *Config) correctionOf(ctx context.Context, err error) step {
 	return accepted
 }
 
-// Wrap returns a function that calls next under [Throttle.Do].
+// Wrap returns a function that calls [Throttle.Do](ctx, next).
 func (a *Throttle) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
