@@ -12,9 +12,9 @@ import (
 )
 
 // BarrierTable is the SQL that creates the table of [Apply] in a participant's PostgreSQL or SQLite database. The
-// Migrate method of package sqlstore also creates the table. The table has a row for each command. Delete a row only
-// when no saga and no message of that age exists any more: if the command arrives again after that, it is applied
-// again.
+// Migrate method of package sqlstore also creates the table. The table has a row for each command. Delete a row only if
+// it is older than every saga and message that still exists. If a command arrives after its row was deleted, the
+// command is applied again.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'      -- PostgreSQL
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < datetime('now', '-90 days')     -- SQLite
@@ -23,8 +23,8 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx (see [CommandFrom]) only once: fn makes its changes in a transaction of db, in which
-// Apply also records the command in the [BarrierTable].
+// Apply applies the command of ctx (see [CommandFrom]) only once. In one transaction of db, fn makes its changes and
+// Apply records the command in the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
 //		return book(ctx, tx, room) // or saga.Declined(err) if there is no room; Apply records that
@@ -33,10 +33,11 @@ const BarrierTableMySQL = participant.TableMySQL
 // If the command was applied before, Apply returns nil and does not call fn. If Do needs a result, fn must store the
 // result under the command ID, and Do must read it there. If the command was declined before, Apply returns a
 // [Declined] error again. For an Undo whose Do never arrived or was declined, Apply returns nil and does not call fn.
-// If that Do arrives after its Undo, it is declined. After any other error of Apply, the command can be sent again.
+// If a Do arrives after its Undo, Apply declines the Do. If Apply returns an error that is not Declined, the command
+// can be sent again.
 //
-// On MySQL, fn must return a deadlock error unchanged. MySQL has then rolled back the row that records the command, so
-// the command could be applied twice if fn continued and returned nil.
+// On MySQL, fn must return a deadlock error unchanged. After a deadlock, MySQL has rolled back the row that records the
+// command. So if fn continued and returned nil, the command could be applied twice.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

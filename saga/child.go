@@ -2,18 +2,19 @@ package saga
 
 import "slices"
 
-// A Child makes a step start one or more sagas, its children, and wait for them. [ChildOf] and [ChildrenOf] return a
-// Child for Step.Child.
+// A Child makes a step start one or more sagas and wait for them. The sagas are the step's children. [ChildOf] and
+// [ChildrenOf] return a Child for Step.Child.
 //
-// The step is done when all children are completed. It fails when a child was compensated or abandoned, and waits while
-// a child is stuck. The step is undone when all its children have turned back, including completed children. An
+// The step is done when all children are completed. The step fails when a child was compensated or abandoned, and waits
+// while a child is stuck. The step is undone when all its children have turned back, including completed children. An
 // abandoned child counts as undone.
 //
-// Children whose definition has a pivot can be started only by the parent's pivot or a later step. Such a step does not
-// fail before all its children have ended. If all of them were compensated, the step took no effect.
+// Children whose definition has a pivot can be started only by the parent's pivot or a later step. A step whose
+// children have a pivot does not fail before all its children have ended. If the children of a step have a pivot and
+// all of them were compensated, the step took no effect.
 //
 // [Register] registers the definition of the children together with the parent's. Children can run in any runner that
-// knows their definition. They are deleted with their parent.
+// knows their definition. Children are deleted with their parent.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.
@@ -24,10 +25,10 @@ type child struct {
 	end     func(s any, states []any) error // merges the states of the completed children into s
 }
 
-// ChildOf returns a Child with one saga of the definition sg. begin returns the child's initial state. It must return
-// the same state whenever it is called, and must not change s. end merges the final state of the completed child into
-// s; it may be nil. Errors of begin and end are treated like those of a Do, except that a [Declined] error applies to
-// one attempt only.
+// ChildOf returns a Child with one saga of the definition sg. The function begin returns the child's initial state.
+// Each call of begin must return the same state, and begin must not change s. The function end merges the final state
+// of the completed child into s; end may be nil. An error of begin or end is treated like an error of a Do, except that
+// a [Declined] error applies to one attempt only.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -42,9 +43,10 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 	return ChildrenOf(sg, many, func(s *S, c []C) error { return end(s, c[0]) })
 }
 
-// ChildrenOf is like [ChildOf], for any number of sagas that run in parallel. end receives their states in the order in
-// which begin returned them. One attempt of the step starts all children one by one, and a later attempt reads all
-// their states: for 10,000 children, give the step a Timeout of more than 1 minute.
+// ChildrenOf is like [ChildOf], for any number of children, which run in parallel. The function end receives the
+// children's final states in the order in which begin returned their initial states. One attempt of the step starts all
+// children one by one, and a later attempt reads the states of all children. So for 10,000 children, give the step a
+// Timeout of more than 1 minute.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

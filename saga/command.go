@@ -13,9 +13,9 @@ import (
 // A Command identifies an operation of a step, Do or Undo, to its participant.
 type Command struct {
 	ID      string // "<saga id>/<step>/do" or "<saga id>/<step>/undo", the same for all attempts
-	Attempt int    // the number of the attempt, from 1; attempts before a crash may not count
-	// Epoch is a fencing token: it grows each time that a runner claims the saga. It is zero with [Run], on Temporal, and
-	// in a sagahttp.Handler.
+	Attempt int    // the number of the attempt, from 1; attempts before a crash may be missing
+	// Epoch is a fencing token: it grows each time that a runner claims the saga. Epoch is zero with [Run], on Temporal,
+	// and in a sagahttp.Handler.
 	Epoch int64
 }
 
@@ -59,13 +59,13 @@ func (r *runID) id() string {
 	return r.text
 }
 
-// DoID returns the ID of the step's Do: c.ID if the command is a Do, or the ID of the Do that the command undoes. It
+// DoID returns the ID of the step's Do: c.ID if the command is a Do, or the ID of the Do that the command undoes. DoID
 // returns "" if c.ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child of a step, counted from 0: "<id>/<step>/<n>". If that is too long, the id
-// ends with a hash. If an [ActionRetry] starts a child again, its n increases by the number of children. For example,
-// if a step has 3 children, child 1 is started again as number 4, and then as number 7.
+// ChildID returns the id of the nth child of a step, counted from 0: "<id>/<step>/<n>". If the id would be too long, it
+// ends with a hash. If [ActionRetry] starts a child again, the child's n increases by the number of the step's
+// children. For example, if a step has 3 children, child 1 is started again as number 4, and then as number 7.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
 // withAttempt returns the ctx of an attempt. It marks ctx as an attempt that the saga retries, so a Retrier in the step

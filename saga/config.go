@@ -16,9 +16,9 @@ type RunnerConfig struct {
 	// in all processes of a program. A Name has up to 100 bytes of UTF-8 without NUL.
 	Name string
 
-	// LeaseTTL is the duration of the lease with which the runner holds a saga. The runner extends its leases by a
-	// heartbeat three times in each LeaseTTL. If the runner's process crashes, other runners can take the saga over after
-	// the lease has expired. Zero means 15 seconds; the minimum is 10ms.
+	// LeaseTTL is the duration of the lease with which the runner holds a saga. In each LeaseTTL, the runner sends three
+	// heartbeats, which extend its leases. If the runner's process crashes, other runners can take the saga over after the
+	// lease has expired. Zero means 15 seconds; the minimum is 10ms.
 	LeaseTTL time.Duration
 	// Poll is the interval at which the runner queries the store for due sagas, and at which [Handle.Result] checks
 	// whether a saga has ended. Zero means 1 second.
@@ -26,23 +26,23 @@ type RunnerConfig struct {
 	// Concurrency limits the number of sagas that the runner holds at the same time. A runner does not hold a saga while
 	// the saga waits for a signal, for children, or for more than LeaseTTL/3. Zero means 64; the maximum is 10,000.
 	Concurrency int
-	// Drain is the time for which attempts may continue after the ctx of [Runner.Run] is done. After that time, the ctx of
-	// the attempts is canceled. Zero means 10 seconds; [None] means that their ctx is canceled immediately.
+	// Drain is the time for which attempts may continue after the ctx of [Runner.Run] is done. After Drain, the ctx of the
+	// attempts is canceled. Zero means 10 seconds; [None] means that the ctx of the attempts is canceled immediately.
 	Drain time.Duration
 	// MaxTakeovers is the number of times that runners may take a saga over from crashed processes before one of its steps
-	// succeeds. If the number is exceeded, the saga is stuck, because its steps may have crashed the processes. Zero means
-	// 10; [Unlimited] means no limit.
+	// succeeds. If a saga exceeds MaxTakeovers, the saga is stuck, because its steps may have crashed the processes. Zero
+	// means 10; [Unlimited] means no limit.
 	MaxTakeovers int
 
 	// Retention is the time for which the store keeps sagas after they have ended.
 	Retention Retention
 
-	// Inject returns a text that is stored with a new saga, such as the trace context of ctx, which is the ctx of Start or
-	// StartTx. The text may have up to 4 KiB of UTF-8; a longer text is dropped. Start waits for Inject. Nil means no
+	// Inject returns a text that is stored with a new saga, for example a trace context. Inject receives the ctx of Start
+	// or StartTx. The text may have up to 4 KiB of UTF-8; a longer text is dropped. Start waits for Inject. Nil means no
 	// text.
 	Inject func(context.Context) string
-	// Extract returns ctx with the text that Inject returned. The result is the ctx of the saga's steps and observers, in
-	// any process. The runner waits for Extract. Nil means that ctx remains unchanged.
+	// Extract adds carried, the text that Inject returned, to ctx. In every process, the saga's steps and observers
+	// receive the ctx that Extract returns. The runner waits for Extract. Nil means that ctx remains unchanged.
 	Extract func(ctx context.Context, carried string) context.Context
 }
 

@@ -23,30 +23,31 @@ import (
 //	var _ saga.Engine = (*Engine)(nil)
 //
 // An engine stores a [Snapshot] of each saga, and changes it only by calls to [Definition.Decide], which returns a
-// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. The engine
-// passes the answers of these calls, new signals and operations to the next Decide, until the saga has ended.
+// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. Until the saga
+// has ended, the engine passes the answers of calls, new signals and operations to another Decide.
 //
-// Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change this
-// interface and the types that only engines use.
+// Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change Engine and
+// the types that only engines use.
 type Engine interface {
-	// Register registers a definition, so that the engine runs its sagas. It returns an error if another definition with
-	// the same name and version is registered, or if the engine lacks a feature that the definition needs. Registering the
-	// same definition again changes nothing.
+	// Register registers a definition, so that the engine runs its sagas. Register returns an error if another definition
+	// with the same name and version is registered, or if the engine lacks a feature that the definition needs.
+	// Registering the same definition again changes nothing.
 	Register(d *Definition) error
-	// Start starts a saga with an encoded state, or returns the saga that has the id. The error matches ErrExists if
-	// that saga is of another definition.
+	// Start starts a saga with an encoded state, or returns the saga that has the id. The error matches ErrExists if a
+	// saga of another definition has the id.
 	Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error)
 	// Get returns a saga. The error matches ErrNotFound if there is no such saga.
 	Get(ctx context.Context, id string) (*Instance, error)
 	// Wait returns the saga once it has ended or is stuck.
 	Wait(ctx context.Context, id string) (*Instance, error)
 	// Signal records a signal for the saga. The engine keeps only the first payload of each name. The error matches
-	// ErrNotAllowed if the saga does not await the signal, or turned back or ended before the signal arrived.
+	// ErrNotAllowed if no step of the saga awaits the signal, or if the saga turned back or ended before the signal
+	// arrived.
 	Signal(ctx context.Context, id, name string, payload []byte) error
-	// Operate applies an operator's action. The error matches ErrNotAllowed if the saga does not allow it.
+	// Operate applies an operator's action. The error matches ErrNotAllowed if the saga does not allow the action.
 	Operate(ctx context.Context, id string, op Operation) error
-	// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After for the
-	// following page, or "" if this is the last page.
+	// List returns a page of the sagas that the filter selects, the latest first. The result next is the Filter.After for
+	// the following page, or "" if there are no more pages.
 	List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error)
 }
 
@@ -59,10 +60,10 @@ type TxEngine interface {
 	SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error
 }
 
-// A Definition is a [Saga] without its type parameter, for use by an [Engine]. It is safe for concurrent use.
+// A Definition is a [Saga] without its type parameter, for use by an [Engine]. A Definition is safe for concurrent use.
 type Definition struct{ p *program }
 
-// Define returns the definition of sg, or the error of its Validate.
+// Define returns the definition of sg, or the error of sg.Validate.
 func Define[S any](sg *Saga[S]) (*Definition, error) {
 	p, err := sg.program()
 	if err != nil {
@@ -77,12 +78,12 @@ func (d *Definition) Name() string { return d.p.name }
 // Version returns the Version of the saga.
 func (d *Definition) Version() int { return d.p.version }
 
-// Needs reports which features the definition needs of its engine. tx is true if a step has a DoTx or UndoTx, which
-// needs transactions. children is true if a step has a Child, which starts other sagas.
+// Needs reports which features the definition needs of its engine. The result tx is true if a step has a DoTx or
+// UndoTx, which needs transactions. The result children is true if a step has a Child, which starts other sagas.
 func (d *Definition) Needs() (tx, children bool) { return d.p.needsTx, d.p.children }
 
-// Begin returns the snapshot of a new saga with an encoded state. It returns an error if the id is empty, longer than
-// 200 bytes or not UTF-8, or if the state cannot be decoded.
+// Begin returns the snapshot of a new saga with an encoded state. Begin returns an error if the id is empty, longer
+// than 200 bytes or not UTF-8, or if the state cannot be decoded.
 func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, error) {
 	if err := participant.CheckID(id); err != nil {
 		return Snapshot{}, err
@@ -99,16 +100,17 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 	return Snapshot{m}, nil
 }
 
-// Decide returns the next actions for a saga. was is the latest snapshot of the saga, and in has the events since then.
-// Decide reads no clock and makes no calls. Apart from the Codec, its result depends only on its arguments. An engine
-// that replays its history must record each Decision, because a later version of this package may decide differently.
+// Decide returns the next actions for a saga. The argument was is the saga's latest snapshot; the argument in has the
+// events since that snapshot. Decide reads no clock and makes no calls. Apart from the Codec, the result of Decide
+// depends only on its arguments. An engine that replays its history must record each Decision, because a later version
+// of this package may decide differently.
 //
-// If in.Operation has a Version, it moves a saga of another version to d. Such an Input must have no Answers and no
-// Signals.
+// If in.Operation has a Version, Decide moves a saga of another version to d. An Input with such an Operation must have
+// no Answers and no Signals.
 //
-// The engine stores the Decision's Snapshot before it performs the Calls. An Answer to a call that is not in progress,
-// such as one that arrives twice or after [Call.Interrupted], is ignored. Decide returns an error if the snapshot does
-// not match the definition.
+// The engine stores the Decision's Snapshot before it performs the Calls. Decide ignores an Answer to a call that is
+// not in progress, for example an Answer that arrives twice or after [Call.Interrupted]. Decide returns an error if the
+// snapshot does not match the definition.
 func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	if was.m == nil {
 		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
@@ -138,8 +140,8 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 }
 
 // Perform performs a call that a Decision requested, and returns its answer. If the step panics, the Answer has an
-// error that reports the panic. A step with a transaction or with children needs a [Runner]: otherwise, its Answer has
-// an error that matches ErrNoTx.
+// error that reports the panic. A step with a transaction or with children needs a [Runner]. With another engine, the
+// step's Answer has an error that matches ErrNoTx.
 func (d *Definition) Perform(ctx context.Context, c Call) Answer {
 	if c.Saga != d.p.name || c.Version != d.p.version || d.p.index(c.Step) < 0 {
 		return c.Interrupted(fmt.Errorf("saga: step %s of %s version %d is not one of %s version %d",
@@ -194,7 +196,7 @@ type overdue struct {
 	attempt int
 }
 
-// A Decision has the next actions for a saga. It can be encoded as JSON.
+// A Decision has the next actions for a saga. A Decision can be encoded as JSON.
 type Decision struct {
 	Snapshot   Snapshot  // the saga after the decision; store it before the Calls are performed
 	Status     Status    // the saga's status after the decision
@@ -203,7 +205,7 @@ type Decision struct {
 	WakeAt     time.Time // the time of the next Decide if nothing happens before; zero means never
 	Log        []Entry   // the new entries of the saga's log
 	NotAllowed string    // why Input.Operation is not allowed, or ""
-	// SignalsRefused has the new signals that were not recorded, by name, with the reason: no step awaits the signal, or
+	// SignalsRefused has the name of each new signal that was not recorded, with the reason: no step awaits the signal, or
 	// the saga turned back or ended before the signal arrived.
 	SignalsRefused map[string]string
 
@@ -313,7 +315,7 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// A Call is an attempt of a step. It can be encoded as JSON.
+// A Call is an attempt of a step. A Call can be encoded as JSON.
 type Call struct {
 	Saga     string // the Name of the definition
 	Version  int    // the Version of the definition
@@ -333,7 +335,7 @@ type Call struct {
 	retried  bool   // start the failed children again
 }
 
-// An Answer is the result of a [Call]. It can be encoded as JSON.
+// An Answer is the result of a [Call]. An Answer can be encoded as JSON.
 type Answer struct {
 	Step       string        // the Step of the Call
 	Op         Op            // the Op of the Call

@@ -13,7 +13,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// These errors report why a saga did not complete. An [*Error] matches them with [errors.Is].
+// These errors report why a saga did not complete. Use [errors.Is] to compare an [*Error] with these errors.
 var (
 	ErrCompensated = errors.New("saga: compensated") // the saga's steps were undone
 	ErrStuck       = errors.New("saga: stuck")       // the saga needs an operator; see Runner.Operate
@@ -41,16 +41,16 @@ var (
 	errDraining = errors.New("saga: runner stopped")
 )
 
-// An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and
-// unwraps to Err and to the errors in Failed. An Error from [Run] contains the errors that the steps returned. An Error
-// from [Handle.Result] contains only their recorded texts, so it matches no other errors than ErrCanceled, ErrDeadline
-// and ErrNoSignal.
+// An Error is the error of a saga that did not complete. An Error matches [ErrCompensated], [ErrStuck] or
+// [ErrAbandoned], and unwraps to Err and to the errors in Failed. An Error from [Run] contains the errors that the
+// steps returned. An Error from [Handle.Result] contains only the recorded texts of these errors, so its Err can match
+// only ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
 	Saga   string    // the Name of the definition
 	ID     string    // the saga's id; empty from Run
 	Status Status    // Compensated, Stuck or Abandoned
 	Step   string    // the step at which the saga turned back or got stuck
-	Err    error     // the error of Step, ErrCanceled, ErrDeadline, why ctx is done, or an operator's note
+	Err    error     // the error of Step, ErrCanceled, ErrDeadline, the ctx's error, or an operator's note
 	Failed []Failure // the steps that could neither be done nor undone
 }
 
@@ -124,16 +124,17 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // taken effect, so it is undone when the saga turns back. Permanent(nil) is nil.
 //
 // An error whose Answered method returns true is also permanent, unless its Retryable method returns true. A Retryable
-// method that returns false does not make an error permanent, because it is about a single call, not about the step.
-// The error of a policy that refused the call is never permanent, even inside Permanent.
+// method that returns false does not make an error permanent, because the method is about a single call, not about the
+// step. The error of a policy that refused the call is never permanent, even inside Permanent.
 func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
-// Declined marks err as the participant's final rejection of a command: no attempt of the step has taken effect or ever
-// will, not even a request that is still in transit. The step is neither retried nor undone. If the step is the pivot,
+// Declined marks err as the participant's final rejection of a command: no attempt of the step has taken effect, and
+// none will, even if a request is still in transit. The step is neither retried nor undone. If the step is the pivot,
 // the saga turns back. Declined(nil) is nil.
 //
-// A participant may return Declined only if it records the decision, as [Apply] does. Joined errors are declined only
-// if all of them are. The error of a policy that refused the call is never declined, even inside Declined.
+// A participant may return Declined only if it records the decision, as [Apply] does. Joined errors count as declined
+// only if each of the errors is declined. The error of a policy that refused the call is never declined, even inside
+// Declined.
 func Declined(err error) error { return wrapFinal(err, declined) }
 
 // withoutEffect marks err as the error of an attempt that took no effect and must not be retried. Earlier attempts may
@@ -162,8 +163,8 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// MaybeApplied marks err as the error of a step that may have taken effect, whatever err itself reports. Use it if a Do
-// makes two calls and a policy refuses the second one. MaybeApplied(nil) is nil.
+// MaybeApplied marks err as the error of a step that may have taken effect, whatever err itself reports. Use
+// MaybeApplied if a Do makes two calls and a policy refuses the second call. MaybeApplied(nil) is nil.
 func MaybeApplied(err error) error {
 	if err == nil {
 		return nil

@@ -15,11 +15,12 @@ import (
 type Status = store.Status
 
 // The statuses of a saga. A Running saga becomes Completed, Compensating or Stuck. A Compensating saga becomes
-// Compensated or Stuck. An operator can let a Stuck saga continue, turn it back, or make it Abandoned. The other
-// statuses are final, with one exception: a Completed child becomes Compensating if its parent turns back.
+// Compensated or Stuck. An operator can let a Stuck saga continue, turn it back, or make it Abandoned. Completed,
+// Compensated and Abandoned are final, with one exception: a Completed child becomes Compensating if its parent turns
+// back.
 const (
-	Running      = store.Running      // the saga goes forward: its steps are being done
-	Compensating = store.Compensating // the saga has turned back: its steps are being undone
+	Running      = store.Running      // the saga goes forward, and its steps are being done
+	Compensating = store.Compensating // the saga has turned back, and its steps are being undone
 	Completed    = store.Completed    // every step is done
 	Compensated  = store.Compensated  // every step is undone
 	Stuck        = store.Stuck        // the saga cannot continue without an operator
@@ -34,7 +35,7 @@ const (
 	StepWaiting    StepStatus = "waiting"     // the step waits for its Delay or Await
 	StepStarted    StepStatus = "started"     // an attempt of Do may have started, and Do has no final result yet
 	StepDone       StepStatus = "done"        // Do has taken effect
-	StepNoEffect   StepStatus = "no_effect"   // Do took no effect: there is nothing to undo
+	StepNoEffect   StepStatus = "no_effect"   // Do took no effect, so there is nothing to undo
 	StepFailed     StepStatus = "failed"      // Do failed permanently; it may have taken effect
 	StepUndoing    StepStatus = "undoing"     // the step is being undone
 	StepUndone     StepStatus = "undone"      // Undo has taken effect
@@ -53,11 +54,11 @@ const (
 // An EventKind is the kind of an [Event] or of an [Entry] in a saga's log.
 type EventKind = store.EventKind
 
-// Kinds of events that are written to the saga's log. Observers are also notified of them.
+// Kinds of events that are written to the saga's log. Observers are also notified of these events.
 const (
 	EventCreated     EventKind = "created"     // the saga was started; [Handle.StartTx] delays this event
 	EventTakenOver   EventKind = "taken_over"  // a runner took the saga over from an owner that did not release it
-	EventTurnedBack  EventKind = "turned_back" // the saga turned back: from now on, it undoes its steps
+	EventTurnedBack  EventKind = "turned_back" // the saga turned back, and starts to undo its steps
 	EventCanceled    EventKind = "canceled"    // the saga's owner received a request to cancel it
 	EventCompleted   EventKind = "completed"   // every step is done
 	EventCompensated EventKind = "compensated" // every step is undone
@@ -66,7 +67,7 @@ const (
 	EventRetried     EventKind = "retried"     // an operator retried the saga
 	EventParked      EventKind = "parked"      // the runner released the saga because it waits
 	EventResumed     EventKind = "resumed"     // steps continued, for example after a wait
-	EventReleased    EventKind = "released"    // the runner released the saga: it stops, or cannot read the saga
+	EventReleased    EventKind = "released"    // the runner released the saga because the runner stops or cannot read it
 
 	EventStepDone       EventKind = "step_done"        // Do took effect
 	EventStepFailed     EventKind = "step_failed"      // Do failed permanently; it may have taken effect
@@ -77,16 +78,18 @@ const (
 	EventStepUndoFailed EventKind = "step_undo_failed" // Undo failed permanently
 )
 
-// Kinds of events of which only observers are notified. Unless a comment mentions the log, they are not written to it.
+// Kinds of events of which only observers are notified. They are written to the saga's log only if a comment mentions
+// the log.
 const (
 	EventAttempted EventKind = "attempted" // an attempt has ended
 	// EventStalled reports one of three problems:
 	//
-	//   - A step has failed or was refused 8, 16, 32, ... times.
-	//   - An attempt has not returned within a LeaseTTL after its Timeout. This event is also written to the log.
+	//   - A step has failed or was refused 8 times, 16 times, 32 times, and so on.
+	//   - An attempt has not returned within a LeaseTTL after its Timeout. In this case, EventStalled is also written to
+	//     the log.
 	//   - The runner cannot read the saga, and leaves it to another build of the program. Event.Step is empty.
 	EventStalled     EventKind = "stalled"
-	EventLost        EventKind = "lost"         // another runner may hold the saga now, or it was abandoned
+	EventLost        EventKind = "lost"         // the saga was abandoned, or another runner may hold it now
 	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner calls it again later
 )
 
@@ -115,7 +118,7 @@ type Event struct {
 	Attempt int    // the number of the attempt, from 1; 0 if the event is not about an attempt
 
 	Outcome Outcome       // the result of the attempt, with EventAttempted
-	Took    time.Duration // the duration of the attempt, with EventAttempted, or of a saga that has ended
+	Took    time.Duration // the duration of the attempt, or of the saga if it has ended
 	Err     error         // the reason for the event, or an operator's note; may be nil
 	At      time.Time     // the time according to the store's clock or, with EventStoreFailed, the local clock
 }
@@ -138,10 +141,10 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 }
 
 // Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does not
-// continue until f returns. An event that is written to the log is reported after the write; it is never reported if
-// the process crashes before that. A panic in f is logged and otherwise ignored. Call Observe before Run. If a runner
-// has no observer, slog.Default logs a warning for each EventStuck and EventStalled, and at most once per second for
-// EventStoreFailed.
+// continue until f returns. An event in the log is reported only after it was written. If the process crashes between
+// the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call Observe
+// before Run. If a runner has no observer, slog.Default logs a warning for each EventStuck and EventStalled, and at
+// most once per second for EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }

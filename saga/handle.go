@@ -8,7 +8,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Handle starts sagas of one definition and gives access to them. [Register] returns one. A Handle is safe for
+// A Handle starts sagas of one definition and gives access to them. [Register] returns a Handle. A Handle is safe for
 // concurrent use.
 type Handle[S any] struct {
 	engine   Engine
@@ -17,9 +17,9 @@ type Handle[S any] struct {
 }
 
 // Register registers the definition current with an engine, usually a [*Runner], and returns a Handle for it. Register
-// also registers the older versions of the definition, and the definitions of child sagas. New sagas are of the version
-// of current; sagas of an older version continue to run with the older definition. Register may be called again with
-// the same definitions.
+// also registers the older versions of the definition, and the definitions of child sagas. New sagas have the Version
+// of the definition current; sagas of an older version continue with their older definition. Register may be called
+// again with the same definitions.
 //
 // Register panics in these cases:
 //
@@ -67,8 +67,9 @@ func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error
 }
 
 // StartTx is like [Handle.Start], but it starts the saga in tx, a transaction of the store's database: the saga exists
-// if tx commits. A runner finds the saga at its next poll, or after a call to [Runner.Wake]. Only then are observers
-// notified of [EventCreated]. The error matches [ErrNoTx] if the engine has no transactions.
+// if tx commits. A runner finds the saga at the runner's next poll, or after a call to [Runner.Wake]. Observers are
+// notified of [EventCreated] only when a runner has found the saga. The error matches [ErrNoTx] if the engine has no
+// transactions.
 func (h *Handle[S]) StartTx(ctx context.Context, tx *sql.Tx, id string, s S) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -92,12 +93,12 @@ func (h *Handle[S]) encode(ctx context.Context, s *S) ([]byte, error) {
 // Result waits until the saga has ended or is stuck, and returns its state. Any process may run the saga. If the saga
 // has not completed, Result returns an [*Error] together with the state.
 //
-// If ctx is done first, the error matches ctx.Err() and includes the latest error of the store, and the state is zero.
-// If there is no such saga, the error matches [ErrNotFound]. If the saga's version was not passed to [Register], the
-// error matches [ErrNotRegistered].
+// If ctx is done first, Result returns a zero state, and an error that matches ctx.Err() and includes the store's
+// latest error. If there is no such saga, the error matches [ErrNotFound]. If the saga's version was not passed to
+// [Register], the error matches [ErrNotRegistered].
 //
-// Do not call Result in a step. The saga of that step would occupy a place in its runner while it waits; see
-// RunnerConfig.Concurrency. Make the other saga a child instead; see [ChildOf].
+// Do not call Result in a step. While a step waits in Result, the step's saga would occupy a place in its runner; see
+// RunnerConfig.Concurrency. If a step has to wait for another saga, make that saga a child; see [ChildOf].
 func (h *Handle[S]) Result(ctx context.Context, id string) (S, error) {
 	in, err := h.engine.Wait(ctx, id)
 	if err != nil {
@@ -143,25 +144,26 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 		ErrNotRegistered, in.ID, in.Saga, in.Version, h.current.p.name)
 }
 
-// Signal records an external event for the saga. A step whose Await is name waits for the signal, or will wait for it.
-// [SignalFrom] returns the payload to the step. The payload has up to 64 KiB. The saga keeps only the first signal of
-// each name, so Signal can be repeated. The saga may be of any definition.
+// Signal records an external event for the saga. The name is the Await of the step that waits, or will wait, for the
+// signal. In that step, [SignalFrom] returns the payload. The payload has up to 64 KiB. The saga keeps only the first
+// signal of each name, so Signal can be repeated. The saga may be of any definition.
 //
-// The error matches [ErrNotFound] if there is no such saga. It matches [ErrNotAllowed] if no step awaits the signal, or
-// if the saga turned back or ended before a signal of that name arrived.
+// The error matches [ErrNotFound] if there is no such saga. The error matches [ErrNotAllowed] if no step awaits the
+// signal, or if the saga turned back or ended before a signal of that name arrived.
 //
 // If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, in the Do of
 // each later step, and in each Undo, even if the saga turns back. So if a payment arrives while the customer cancels,
-// the payment can always be refunded. If Signal returns an error, its caller must refund the payment. Otherwise the
-// Undo of a step before the wait must refund it. Accept no payment before that step is done, because a step that never
-// started, or took no effect, is not undone.
+// the payment can always be refunded. If Signal returns an error, the caller of Signal must refund the payment. If
+// Signal returns nil and the saga turns back, the Undo of a step before the wait must refund the payment. Accept no
+// payment before the step with the refunding Undo is done, because a step that never started, or took no effect, is not
+// undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }
 
 // SignalTx is like [Handle.Signal], but it records the signal in tx, a transaction of the store's database. The same
-// transaction may have started the saga. After an error that matches [ErrNotAllowed] or [ErrNotFound], tx can still be
-// used. The error matches [ErrNoTx] if the engine has no transactions.
+// transaction may have started the saga. If the error matches [ErrNotAllowed] or [ErrNotFound], tx can still be used.
+// The error matches [ErrNoTx] if the engine has no transactions.
 func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	engine, ok := h.engine.(TxEngine)
 	if !ok {
@@ -170,10 +172,11 @@ func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, p
 	return engine.SignalTx(ctx, tx, id, name, payload)
 }
 
-// Cancel requests that a running saga turn back, and returns when the request is recorded. A step in progress may still
-// succeed, and a pivot without Undo whose outcome is unknown is still retried. [Handle.Result] returns how the saga has
-// ended. If the saga is not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another
-// definition, the error matches [ErrNotRegistered]. The note is written to the saga's log.
+// Cancel records a request to turn a running saga back; it does not wait until the saga has turned back. A step in
+// progress may still succeed. A pivot without Undo is still retried while the pivot's outcome is unknown.
+// [Handle.Result] returns how the saga has ended. If the saga is not running, or its pivot is done, the error matches
+// [ErrNotAllowed]. If the saga is of another definition, the error matches [ErrNotRegistered]. The note is written to
+// the saga's log.
 func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
 	in, err := h.engine.Get(ctx, id)
 	if err != nil {

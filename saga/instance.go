@@ -11,7 +11,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Instance describes a saga at the time Now. All its times are from the store's clock.
+// An Instance describes a saga at the time Now. All times in an Instance are from the store's clock.
 type Instance struct {
 	ID      string // 1 to 200 bytes
 	Saga    string // the Name of the definition
@@ -21,14 +21,14 @@ type Instance struct {
 	Steps   []StepState // the progress of the steps, in the definition's order
 	Parent  string      // the id of the saga that started this one, or ""
 
-	TurnedBack bool   // the saga has turned back: it is being undone, or was undone
+	TurnedBack bool   // the saga has turned back, so it is being undone or was undone
 	Step       string // the step at which the saga turned back or got stuck
 	Cause      string // the reason why the saga turned back or got stuck
 
 	Owner      string    // the runner that holds the saga, or ""
 	Epoch      int64     // the number of times that a runner claimed the saga
 	Seq        int64     // the number of entries in the saga's log
-	WakeAt     time.Time // when the owner's lease ends; if there is no owner, when the saga is due
+	WakeAt     time.Time // the end of the owner's lease or, without an owner, the time when the saga is due
 	CompleteBy time.Time // when the saga turns back because of Saga.Timeout; zero means never
 
 	Failures        int    // attempts that failed since a step last succeeded
@@ -40,15 +40,15 @@ type Instance struct {
 	UpdatedAt time.Time
 	Now       time.Time // when the saga was read
 
-	// Actions are the actions that are allowed now. All of them except ActionCancel and ActionAbandon need a runner with
+	// Actions are the actions that are allowed now. All actions except ActionCancel and ActionAbandon need a runner with
 	// which the definition is registered.
 	Actions []Action
 
 	progress
 }
 
-// A StepState is the progress of a step. While a runner holds the saga, the attempts since the runner's last write are
-// missing. So a step with the status StepStarted may have taken effect even if MaybeApplied is false.
+// A StepState is the progress of a step. While a runner holds the saga, a StepState lacks the attempts since the
+// runner's last write. So a step with the status StepStarted may have taken effect even if MaybeApplied is false.
 type StepState struct {
 	Name         string     `json:"n"`
 	Status       StepStatus `json:"s"`
@@ -62,7 +62,7 @@ type StepState struct {
 	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children started
 	Children     int       `json:"c,omitempty"` // the recorded number of sagas that the step has started
 
-	// Parallel and Pivot are the fields of the Step. They are false if the definition is not registered with the runner.
+	// Parallel and Pivot are copied from the Step. Both are false if the definition is not registered with the runner.
 	Parallel bool `json:"-"`
 	Pivot    bool `json:"-"`
 }
@@ -233,8 +233,8 @@ func (in *Instance) pivotDone() bool {
 func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action is an operator's intervention in a saga. See [Runner.Operate]. While a runner holds the saga, only
-// ActionCancel and ActionAbandon are allowed. ActionRetry is also allowed if EventStalled has reported a step that does
-// not return.
+// ActionCancel and ActionAbandon are allowed. If EventStalled has reported a step that does not return, ActionRetry is
+// also allowed.
 type Action string
 
 const (
@@ -243,19 +243,19 @@ const (
 
 	// ActionRetry lets a stuck saga continue in its direction: forward, or back if it has turned back. The attempts of
 	// failed steps count from zero again, and the next attempt starts immediately. If Saga.Timeout has expired and the
-	// pivot is not done, the saga turns back instead. Waits for a Delay or an Await are not shortened. Children that were
-	// compensated or abandoned are started again under new ids.
+	// pivot is not done, ActionRetry turns the saga back. ActionRetry does not shorten waits for a Delay or an Await.
+	// Children that were compensated or abandoned are started again with new ids.
 	//
 	// If a step does not return, ActionRetry takes the saga from its runner. Attempts in progress may have taken effect,
-	// and their results are dropped. If [Handle.Cancel] was called before, the saga then turns back.
+	// and their results are dropped. If [Handle.Cancel] was called before ActionRetry, the saga turns back.
 	ActionRetry Action = "retry"
 
 	// ActionSkip declares a step settled without another attempt. The saga continues after the step, and does not undo the
-	// step later. The step must be one that waits or was started, and that is neither done nor undone.
+	// step later. The step must be waiting or have been started, and must be neither done nor undone.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done. If a pivot without Undo may have taken effect, it is
-	// skipped: the operator must know that it has not taken effect.
+	// ActionCompensate turns back a saga whose pivot is not done. If a pivot without Undo may have taken effect,
+	// ActionCompensate skips the pivot. So the operator must first make sure that the pivot has not taken effect.
 	ActionCompensate Action = "compensate"
 
 	// ActionAbandon ends a saga without undoing its steps, even if its definition is unknown. Attempts in progress are

@@ -21,7 +21,7 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.show(&rec), nil
 }
 
-// A Filter selects sagas for [Runner.List]. Zero fields select all sagas.
+// A Filter selects sagas for [Runner.List]. A zero field selects all sagas.
 type Filter struct {
 	Saga   string   // the Name of the definition
 	Status []Status // any of these statuses; empty means every status
@@ -29,14 +29,14 @@ type Filter struct {
 
 	CreatedBefore time.Time // only sagas created before this time of the store's clock
 
-	After string // the next that List returned for the previous page
+	After string // the result next of List for the previous page
 	Limit int    // the number of sagas in a page; zero means 100
 
 	WithoutState bool // omit the State, which saves reading it
 }
 
-// List returns a page of the sagas that the filter selects, the latest first. next is the Filter.After for the
-// following page, or "" if this is the last page.
+// List returns a page of the sagas that the filter selects, the latest first. The result next is the Filter.After for
+// the following page, or "" if there are no more pages.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -53,9 +53,9 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns entries in the log of a saga, the oldest first: up to limit entries whose Seq is greater than after.
-// A limit of 0 means all entries. If there is no such saga, the error matches [ErrNotFound] if after is 0; otherwise
-// the result is empty.
+// History returns entries in the log of a saga, the oldest first. History returns up to limit entries whose Seq is
+// greater than the argument after. A limit of 0 means all entries. If no saga has the id and after is 0, the error
+// matches [ErrNotFound]. If no saga has the id and after is not 0, the result is empty.
 func (r *Runner) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
@@ -104,29 +104,29 @@ func (r *Runner) cancel(ctx context.Context, id, note string) error {
 // An Operation is an operator's [Action] with its arguments.
 type Operation struct {
 	Action Action
-	// Step is the step that ActionSkip skips. Empty means the step that prevents a stuck saga from continuing. If the saga
-	// is not stuck, ActionSkip needs a Step.
+	// Step is the step that ActionSkip skips. An empty Step means the step at which the saga is stuck. If the saga is not
+	// stuck, ActionSkip needs a Step.
 	Step string
 	Note string // a text for the saga's log; about the first 4,000 bytes are stored
 
-	// Seq is the Seq of the [Instance] that the operator saw. If the saga's log has grown since then, only ActionCancel is
-	// allowed. Zero means that the log may have grown.
+	// Seq is the Seq of the [Instance] that the operator saw. If the saga's log has grown since the operator saw the
+	// Instance, only ActionCancel is allowed. Zero means that Seq is not checked.
 	Seq int64
 
-	// State replaces the saga's state. It is encoded as the definition's Codec encodes a state. For example, if ActionSkip
-	// skips a step, it may be the state that the step would have left. Nil means that the state does not change.
+	// State replaces the saga's state. State must be encoded by the definition's Codec. For example, if ActionSkip skips a
+	// step, State can be the state that the step would have left. Nil means that the state does not change.
 	//
-	// State and Version need ActionRetry, ActionSkip or ActionCompensate, and a Note. They are allowed only if the saga is
-	// stuck, or if it waits and no runner holds it. The saga's log records the Note, whether the state was replaced, and
-	// the old and the new version.
+	// State and Version need ActionRetry, ActionSkip or ActionCompensate, and a Note. State and Version are allowed only
+	// if the saga is stuck, or if it waits and no runner holds it. The saga's log records the Note, whether the state was
+	// replaced, and the old and the new version.
 	State []byte
-	// Version moves the saga to another registered version of its definition. The steps of that version must include, in
-	// the same order, the steps of the saga that are done, undone or skipped, or that may have taken effect. If the
-	// saga's pivot is done, the pivot of that version must be done as well. If that version has an additional step before
-	// these steps, the additional step is done next, even after the pivot. If the additional step returns a [Declined]
-	// error after the pivot, the saga is stuck. A Delay or Await after the additional step starts again from the
-	// beginning. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that
-	// the version does not change, so a saga cannot be moved to version 0.
+	// Version moves the saga to another registered version of its definition. The new version must have, in the same
+	// order, all of the saga's steps that are done, undone or skipped, or that may have taken effect. If the saga's pivot
+	// is done, the pivot of the new version must be done as well. If the new version has an additional step before the
+	// steps that were done, the saga continues with the additional step, even after the pivot. If the additional step
+	// returns a [Declined] error after the pivot, the saga is stuck. A Delay or Await after the additional step starts
+	// again from the beginning. Version may be the saga's own version if a deployment changed the steps of that version.
+	// Zero means that the version does not change, so a saga cannot be moved to version 0.
 	Version int
 }
 

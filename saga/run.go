@@ -13,15 +13,15 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory, and waits until it has ended or is stuck. It returns nil if every step is done, and an
-// [*Error] if the saga did not complete. If Run cannot start the saga, it returns another error, such as the error of
-// [Saga.Validate]. A definition with DoTx, UndoTx, Await or Child needs a [Runner]. Steps are called on the caller's
-// goroutine, or on separate goroutines if the saga has parallel steps. All steps receive the same s.
+// Run runs a saga in memory, and waits until it has ended or is stuck. Run returns nil if every step is done, and an
+// [*Error] if the saga did not complete. If Run cannot start the saga, the error is not an *Error; it is, for example,
+// the error of [Saga.Validate]. A definition with DoTx, UndoTx, Await or Child needs a [Runner]. Steps are called on
+// the caller's goroutine, or on separate goroutines if the saga has parallel steps. All steps receive the same s.
 //
 // When ctx is done, the saga turns back, and its Undos are called with a ctx that is not canceled. After the pivot, the
-// saga does not turn back, and its steps are also called with a ctx that is not canceled. If one of them fails or must
-// wait while ctx is done, the saga is stuck. It is also stuck if ctx is done while the outcome of a pivot without Undo
-// is unknown.
+// saga does not turn back, and its steps are also called with a ctx that is not canceled. If a step after the pivot
+// fails or must wait while ctx is done, the saga is stuck. The saga is also stuck if ctx is done while the outcome of a
+// pivot without Undo is unknown.
 //
 // If a Do panics, Run undoes the steps before it, and then panics with the same value. If an Undo panics, the steps
 // before it are not undone.

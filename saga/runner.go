@@ -23,8 +23,8 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A Runner is the [Engine] on a [Store]. It claims due sagas, runs their steps, and takes over the sagas of crashed
-// processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
+// A Runner is the [Engine] on a [Store]. A Runner claims due sagas, runs their steps, and takes over the sagas of
+// crashed processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
 type Runner struct {
 	// This file has the code that runs sagas. The runner claims and holds a saga. Then, in a loop, it decides, records the
 	// decision, and performs calls.
@@ -65,8 +65,8 @@ func NewMemory() Store { return memory.New() }
 // the interface for other stores.
 type Store = store.Store
 
-// NewRunner returns a Runner. It runs no saga until [Runner.Run] is called. NewRunner panics if st is nil or cfg is
-// invalid; see [RunnerConfig.Validate].
+// NewRunner returns a Runner. The Runner runs no saga until [Runner.Run] is called. NewRunner panics if st is nil or
+// cfg is invalid; see [RunnerConfig.Validate].
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
@@ -145,12 +145,13 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Run runs sagas until ctx is done, and then returns nil. It returns an error immediately if it cannot start: ctx is
-// done already, another Run is in progress, or the store was not migrated.
+// Run runs sagas until ctx is done, and then returns nil. Run returns an error immediately if ctx is already done,
+// another Run is in progress, or the store was not migrated.
 //
-// When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. It releases its sagas, so that other
-// runners can claim them. If a saga cannot be released, another runner takes it over when its lease has expired. Run
-// returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not return.
+// When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. Then Run releases the runner's sagas,
+// so that other runners can claim them. If a saga cannot be released, another runner takes the saga over when the lease
+// has expired. Run returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not
+// return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

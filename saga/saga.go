@@ -36,9 +36,9 @@
 // # What a Do returns
 //
 // A participant is the service or database that a step calls. If a participant's reply is lost, the step may have taken
-// effect. Its Do is called again with the same command ID, and the step is undone if the saga turns back. So a
+// effect. The step's Do is called again with the same command ID, and the step is undone if the saga turns back. So a
 // participant must apply each command ID only once, as [Apply] does, and Undo must work even if Do never took effect.
-// Package sagatest tests these two properties.
+// Package sagatest tests that participants ignore repeated commands, and that each Undo works at any time.
 //
 // The result of a Do decides whether the step is retried, and whether it is undone if the saga turns back:
 //
@@ -55,7 +55,7 @@
 //
 // If an earlier attempt of a step may have taken effect, the step is undone even if later attempts are refused. If a
 // pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether the pivot took
-// effect. Only nil and Declined report the outcome of such a pivot with certainty.
+// effect. Only nil and Declined report the outcome of a pivot without an Undo with certainty.
 //
 // docs/saga.md is the guide.
 //
@@ -80,22 +80,22 @@ const (
 // share. A Saga must not be changed after it was passed to [Run], [Register] or [Define].
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8
-	// Version identifies the steps and the type of the state. It must be 0 or more. Start with 1, because an operator
-	// cannot move a saga to version 0; see Operation.Version. Increase it if a step is added, removed, renamed or moved,
-	// if a different set of steps runs in parallel, or if a different step is the pivot. Also increase it if a field of
-	// the state is renamed, or if the type or the meaning of a field changes. While sagas of the old version exist, pass
-	// the old definition to [Register] together with the new one.
+	// Version identifies the steps and the type of the state. Version must be 0 or more. Start with version 1, because an
+	// operator cannot move a saga to version 0; see Operation.Version. Increase Version if a step is added, removed,
+	// renamed or moved, if a different set of steps runs in parallel, or if a different step is the pivot. Also increase
+	// Version if a field of the state is renamed, or if the type or the meaning of a field changes. While sagas of the old
+	// version exist, pass the old definition to [Register] together with the new one.
 	//
-	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the field,
-	// but they preserve its value, also in nested structs, maps and slices. The value is lost in two cases: in a type that
-	// has its own methods for JSON or text encoding, such as UnmarshalJSON, and in an element of a slice if a step both
-	// changes and moves that element. In sagas that were started before the field existed, the field has its zero value.
+	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the new
+	// field, but they preserve its value, also in nested structs, maps and slices. The value of a new field is lost in a
+	// type that has its own methods for JSON or text encoding, such as UnmarshalJSON. The value is also lost in an element
+	// of a slice if a step both changes and moves that element. In a saga that was started before a field existed, the
+	// field has its zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
-	// Timeout is the time that the saga may take until its pivot is done, or until its last step is done if there is no
-	// pivot. After that time the saga turns back, unless the outcome of a pivot without Undo is unknown. Zero means no
-	// limit.
+	// Timeout is the time that the saga may take until its pivot is done or, without a pivot, until its last step is done.
+	// After Timeout, the saga turns back, unless the outcome of a pivot without Undo is unknown. Zero means no limit.
 	Timeout time.Duration
 	// Codec encodes and decodes the state. Nil means JSON, which preserves fields that this build of the program does not
 	// know; see Version. With another Codec, a new field of the state needs a new Version, unless the Codec also preserves
@@ -110,17 +110,19 @@ type Saga[S any] struct {
 }
 
 // A Step is a command to a participant (the service or database that the step calls), and the function that undoes it.
-// Exactly one of Do, DoTx and Child must be set. A step that only waits for a Delay or an Await has none of them.
+// Exactly one of Do, DoTx and Child must be set. A step that only waits for a Delay or an Await has no Do, DoTx or
+// Child.
 type Step[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8 without "/"; unique in the saga
 
-	// Do does the work of the step. It may be called again after it took effect, with the same command ID. See the package
-	// documentation for the meaning of its error.
+	// Do does the work of the step. Do may be called again after it took effect, with the same command ID. See the package
+	// documentation for the meaning of the error that Do returns.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do. It may be called several times, even if Do never took effect. It may also be called before a delayed
-	// request of Do reaches the participant, which must then reject that request. The pivot and the steps after it need no
-	// Undo. All other steps need an Undo or UndoTx, except for steps with ReadOnly, steps with Child, and steps that only
-	// wait: these must have neither.
+	// Undo undoes Do. Undo may be called several times, even if Do never took effect. Undo may also be called before a
+	// delayed request of Do reaches the participant. The participant must then reject the delayed request. The pivot and
+	// the steps after it need no Undo. Any step that is neither the pivot nor after it needs an Undo or UndoTx, unless the
+	// step has ReadOnly or a Child, or only waits. A step that has ReadOnly or a Child, or that only waits, must have
+	// neither Undo nor UndoTx.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is like Do, but its changes are applied exactly once. DoTx makes its changes in tx, a transaction of the
@@ -128,7 +130,7 @@ type Step[S any] struct {
 	// rolled back and changes to s are discarded. DoTx must not commit tx or roll it back. The results of parallel steps
 	// are not recorded while DoTx runs.
 	//
-	// On PostgreSQL and MySQL, the isolation level of tx is READ COMMITTED, whatever the server's default is: lock the
+	// On PostgreSQL and MySQL, the isolation level of tx is READ COMMITTED, whatever the server's default is. So lock the
 	// rows that a decision depends on. On SQLite, DoTx must return within a third of RunnerConfig.LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is like Undo, but makes its changes in a transaction as DoTx does.
@@ -144,22 +146,22 @@ type Step[S any] struct {
 
 	// Delay is the time that the step waits before it starts. Zero means no wait.
 	Delay time.Duration
-	// Await is the name of a signal that the step waits for after Delay. The name has up to 100 bytes. [Handle.Signal]
-	// sends a signal. Empty means that the step waits for no signal.
+	// Await is the name of a signal. After Delay has elapsed, the step waits for this signal. The name has up to 100
+	// bytes. [Handle.Signal] sends a signal. Empty means that the step waits for no signal.
 	Await string
-	// AwaitFor limits the time for which the step waits for the signal. If the signal has not arrived after that time, Do
-	// is not called, and the step fails with [ErrNoSignal]. A signal that arrives later still counts if no runner has
-	// ended the wait yet. Zero means no limit.
+	// AwaitFor limits the time for which the step waits for the signal. If the signal has not arrived after AwaitFor, Do
+	// is not called, and the step fails with [ErrNoSignal]. A signal that arrives after AwaitFor still counts if no runner
+	// has ended the wait yet. Zero means no limit.
 	AwaitFor time.Duration
 
 	// ReadOnly declares that Do changes nothing, so that the step is never undone.
 	ReadOnly bool
 
-	// Pivot marks the point of no return: once this step is done, the saga no longer turns back. Later steps are retried
-	// until they succeed. If one of them returns [Permanent] or [Declined], the saga is stuck.
+	// Pivot marks the point of no return: once this step is done, the saga no longer turns back. The steps after the pivot
+	// are retried until they succeed. If a step after the pivot returns [Permanent] or [Declined], the saga is stuck.
 	//
-	// If a pivot has no Undo and may have taken effect, it is retried until it returns nil or Declined, whatever Attempts
-	// and Saga.Timeout are, and even after [Handle.Cancel]. If such a pivot returns Permanent, the saga is stuck.
+	// A pivot without Undo that may have taken effect is retried until it returns nil or Declined. Attempts, Saga.Timeout
+	// and [Handle.Cancel] do not end these retries. If a pivot without Undo returns Permanent, the saga is stuck.
 	Pivot bool
 
 	// Timeout limits the duration of each attempt. Zero means 1 minute; [Unlimited] means no limit.
@@ -170,21 +172,22 @@ type Step[S any] struct {
 	// UndoAttempts limits the number of attempts of Undo. If the last attempt fails, the saga is stuck. Attempts that a
 	// policy refused do not count. Zero means 20; [Unlimited] means no limit.
 	UndoAttempts int
-	// Backoff returns the wait after a failed attempt; attempt is the number of that attempt, from 1. If the error of the
-	// attempt has a RetryAfter method that returns a longer time, the step waits for that time instead, up to about 1
-	// hour. Nil means Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait after a failed attempt, whose number, from 1, is the argument. If the attempt's error has a
+	// RetryAfter method that returns a longer wait, the step uses the longer wait, up to about 1 hour. Nil means
+	// Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. It must be
-	// nil with DoTx, UndoTx and Child. A Retrier in Middleware retries a Do only if Attempts is 1, and an Undo only if
-	// UndoAttempts is 1.
+	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. Middleware
+	// must be nil with DoTx, UndoTx and Child. A Retrier in Middleware retries a Do only if Attempts is 1, and an Undo
+	// only if UndoAttempts is 1.
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff with random waits. The wait after the first attempt is at most first. The maximum
-// wait doubles with each further attempt, up to longest. The wait is zero if first or longest is not positive.
+// Exponential returns a Step.Backoff with random waits. The argument first is the maximum wait after the first attempt.
+// The maximum wait doubles with each further attempt, up to the argument longest. All waits are zero if first or
+// longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {

@@ -22,7 +22,7 @@ const (
 )
 
 // Start implements [Engine]. Programs call [Handle.Start]. The state must be encoded by the definition's Codec. Start
-// does not check whether it can be decoded.
+// does not check whether the state can be decoded.
 func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error) {
 	req, err := r.newStart(ctx, d, id, state)
 	if err != nil {
@@ -109,8 +109,8 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 }
 
 // Wait returns a saga of any definition once it has ended or is stuck. If there is no such saga, the error matches
-// [ErrNotFound]. If ctx is done first, the error matches ctx.Err() and includes the latest error of the store. Programs
-// call [Handle.Result].
+// [ErrNotFound]. If ctx is done first, the error matches ctx.Err() and includes the store's latest error. Programs call
+// [Handle.Result].
 func (r *Runner) Wait(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.wait(ctx, id)
 	if err != nil {

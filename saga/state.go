@@ -8,7 +8,7 @@ import (
 	"reflect"
 )
 
-// A Codec encodes the state of a saga. It must be safe for concurrent use.
+// A Codec encodes the state of a saga. A Codec must be safe for concurrent use.
 type Codec[S any] interface {
 	// Encode returns the encoded state, which Decode must be able to read in another process.
 	Encode(s *S) ([]byte, error)

@@ -14,7 +14,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// Stats are the metrics of one [Runner]. [Runner.Describe] has more metrics, for each definition.
+// Stats are the metrics of one [Runner]. [Runner.Describe] has additional metrics for each definition.
 type Stats struct {
 	Held     int64 `gauge:"held"`      // sagas that the runner holds
 	InFlight int64 `gauge:"in_flight"` // attempts in progress
@@ -29,8 +29,8 @@ type Stats struct {
 	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 }
 
-// A Count has the numbers of a definition's sagas that have not ended, for all its versions together. A number of
-// 10,000 means 10,000 or more.
+// A Count has the numbers of a definition's sagas that have not ended, for all versions of the definition together. A
+// number of 10,000 means 10,000 or more.
 type Count struct {
 	Saga         string // the Name of the definition
 	Running      int    // sagas that are Running
@@ -38,7 +38,7 @@ type Count struct {
 	Stuck        int    // sagas that are Stuck
 
 	Due    int           // running or compensating sagas that a runner may claim
-	DueFor time.Duration // the time for which the first of the due sagas has been due
+	DueFor time.Duration // the time for which the longest waiting of the due sagas has been due
 }
 
 // Stats returns the metrics of this runner.
@@ -51,7 +51,8 @@ func (r *Runner) Stats() Stats {
 	return s
 }
 
-// Counts counts the sagas in the store that have not ended, by definition. now is the time of the store's clock.
+// Counts counts the sagas in the store that have not ended, by definition. The result now is the time of the store's
+// clock.
 func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err error) {
 	found, err := r.store.Counts(ctx)
 	if err != nil {
@@ -172,7 +173,8 @@ func (c *counters) store(counts []Count) {
 //
 // The metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
 // metrics saga.stored, saga.due and saga.due.age_seconds describe the sagas in the store, which all runners share. So
-// do not add up these three metrics over several runners. Their values are some seconds old.
+// do not add up saga.stored, saga.due or saga.due.age_seconds over several runners. The values of these three metrics
+// are some seconds old.
 //
 // The health check queries the store. A Health that is not Pass has one of these states:
 //
