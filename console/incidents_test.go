@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
@@ -34,6 +35,7 @@ import (
 type works struct {
 	*shop
 	bankDown, bankSlow, bankFlaky, redisDown, warehouseDown atomic.Bool
+	leaseRefused                                            atomic.Bool
 	shardDown                                               atomic.Int64 // its number; 0 for none
 	leader                                                  *lease.Candidate
 	term                                                    lease.Term
@@ -69,7 +71,7 @@ func newWorks(t *testing.T) *works {
 		}})
 	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second,
 		Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
-	w.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "host-1"})
+	w.leader = lease.New(leases{lease.NewMemory(), &w.leaseRefused}, lease.Config{Name: "billing", Holder: "host-1"})
 	w.orders = &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: ok, UndoAttempts: 1, Undo: func(context.Context, *order) error {
 			if w.warehouseDown.Load() {
@@ -273,14 +275,35 @@ func TestIncidentRedisAway(t *testing.T) {
 func TestIncidentVacantLease(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		require.NoError(t, w.term.Resign(t.Context()))
+		w.after(time.Minute, allWell) // no call waits for the lease
+		w.leaseRefused.Store(true)
+		led := make(chan struct{})
+		go func() {
+			defer close(led)
+			var err error
+			w.term, err = w.leader.Campaign(t.Context())
+			assert.NoError(t, err)
+		}()
 		w.after(10*time.Second, allWell)
 		o := w.after(time.Minute, "The lease billing has no holder.", "lease/billing vacant: no process has held it for #")
 		require.Contains(t, o.card("lease/billing"), "|for # ")
-		var err error
-		w.term, err = w.leader.Campaign(t.Context())
-		require.NoError(t, err)
+		w.leaseRefused.Store(false)
+		<-led
 		w.after(time.Minute, allWell)
 	})
+}
+
+// leases is a lease.Store that gives no lease while refused is true, as if a transaction of the last leader were open.
+type leases struct {
+	lease.Store
+	refused *atomic.Bool
+}
+
+func (s leases) Acquire(ctx context.Context, r lease.Request) (lease.Record, error) {
+	if s.refused.Load() {
+		return s.Load(ctx, r.Name)
+	}
+	return s.Store.Acquire(ctx, r)
 }
 
 func TestIncidentOneOf300Shards(t *testing.T) {

@@ -76,8 +76,9 @@ func (c *Candidate) count(change func(*Stats)) {
 }
 
 // Describe implements [policy.Describer]. Its health check queries the store. The check fails with the state store_down
-// if the query fails. It fails with the state vacant if c has observed for longer than the TTL that no process holds
-// the lease. But it does not report vacant if c is used as a lock, which means that only TryCampaign was called.
+// if the query fails. It fails with the state vacant if a call waits to lead, but c has observed for longer than the TTL
+// that no process holds the lease. If no call waits, the lease may be free, for example because the work of Run is done
+// or because the lease is used as a lock.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",
@@ -94,10 +95,9 @@ func (c *Candidate) health(ctx context.Context) policy.Health {
 		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
 	c.mu.Lock()
-	s, since := c.stats, c.vacant
+	waiting, since := c.stats.Queued > 0, c.vacant
 	c.mu.Unlock()
-	isLock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
-	if isLock || since.IsZero() || time.Since(since) <= c.cfg.TTL {
+	if !waiting || since.IsZero() || time.Since(since) <= c.cfg.TTL {
 		return policy.Health{}
 	}
 	detail := fmt.Sprintf("no process has held it for %v", time.Since(since).Round(time.Second))

@@ -60,7 +60,7 @@ type Candidate struct {
 
 	mu     sync.Mutex
 	stats  Stats
-	vacant time.Time // when c first observed that no process held the lease; zero if the lease was held at c's last check
+	vacant time.Time // when c first observed that no process held the lease; see saw
 	warned time.Time // when a failure of the store was last logged
 }
 
@@ -156,11 +156,14 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 		return Term{}, ended.Error(ctx)
 	}
 	began := time.Now()
-	c.count(func(s *Stats) { s.Queued++ })
+	c.count(func(s *Stats) {
+		if s.Queued++; s.Queued == 1 {
+			c.vacant = time.Time{} // the lease was not needed before
+		}
+	})
 	defer c.count(func(s *Stats) {
 		s.Queued--
-		// Add at least 1ns, because for health a WaitTime of 0 means that no call has waited.
-		s.WaitTime += max(time.Since(began), 1)
+		s.WaitTime += time.Since(began)
 	})
 	// granted reports whether the store may have given the lease to token. This may happen in a call whose answer was
 	// lost.
@@ -256,7 +259,8 @@ func (c *Candidate) withdraw(ctx context.Context, token string) {
 	}
 }
 
-// saw records whether the lease was held when the store answered.
+// saw records whether the lease was held when the store answered. c.vacant is zero if it was held, and when the first of
+// the calls that wait to lead has started to wait.
 func (c *Candidate) saw(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -684,7 +684,7 @@ func TestStatsAndEvents(t *testing.T) {
 		first := term.Epoch()
 		const led = time.Minute - time.Second
 		time.Sleep(led)
-		require.Equal(t, lease.Stats{Elected: 1, Asked: 1, Renewed: 11, WaitTime: 1, Leading: 1}, c.Stats())
+		require.Equal(t, lease.Stats{Elected: 1, Asked: 1, Renewed: 11, Leading: 1}, c.Stats())
 		require.NoError(t, term.Resign(t.Context()))
 		term, err = c.Campaign(t.Context())
 		require.NoError(t, err)
@@ -693,7 +693,7 @@ func TestStatsAndEvents(t *testing.T) {
 		synctest.Wait()
 		_ = term.Resign(t.Context())
 		require.Equal(t, lease.Stats{
-			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, WaitTime: 2,
+			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11,
 		}, c.Stats())
 		second, lost := term.Epoch(), term.Err()
 		require.ErrorContains(t, lost, "ended by the store")
@@ -985,52 +985,49 @@ func TestEventsAreDescribed(t *testing.T) {
 	}
 }
 
-// A lease that no process holds is a fault, even if this process does not campaign. A candidate counts from when it
-// has seen the vacancy first.
+// A lease that no process holds is a fault only while a call waits to lead. A candidate counts from when it has seen the
+// vacancy first while a call waited.
 func TestHealthFailsWhileLeaseIsVacant(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		health := func(c *lease.Candidate) policy.Health { return c.Describe().Health(t.Context()) }
 		vacant := func(detail string) policy.Health {
 			return policy.Health{Status: policy.Fail, State: "vacant", Detail: "no process has held it for " + detail}
 		}
-		store := lease.NewMemory()
-		c, lock := lease.New(store, billing), lease.New(store, lease.Config{Name: "lock", TTL: ttl})
-		term, err := lock.TryCampaign(t.Context())
+		store := &faulty{Store: lease.NewMemory()}
+		c := quiet(store, billing)
+		healthy := func(why string) {
+			t.Helper()
+			require.Zero(t, health(c), why)
+			time.Sleep(time.Hour)
+			require.Zero(t, health(c), why)
+		}
+		healthy("not used yet")
+		term, err := c.TryCampaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
-		time.Sleep(time.Hour)
-		require.Zero(t, health(c), "it has not looked before")
+		healthy("a lock that is free")
+		require.NoError(t, c.Run(t.Context(), func(context.Context, lease.Term) error { return nil }))
+		healthy("the work is done")
+
+		store.set(&store.acquire, down)
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		go func() { _, _ = c.Campaign(ctx) }()
+		synctest.Wait()
+		require.Zero(t, health(c), "the vacancy before the wait does not count")
 		time.Sleep(ttl)
 		require.Zero(t, health(c))
 		time.Sleep(time.Second)
 		require.Equal(t, vacant("16s"), health(c))
-		require.Zero(t, health(lock), "a lock")
-
-		term = campaign(t, store, billing)
+		term = campaign(t, store.Store, billing)
 		require.Zero(t, health(c))
-		time.Sleep(time.Hour)
 		require.NoError(t, term.Resign(t.Context()))
 		require.Zero(t, health(c))
 		time.Sleep(time.Minute)
 		require.Equal(t, vacant("1m0s"), health(c))
-
-		term, err = c.Campaign(t.Context())
-		require.NoError(t, err)
-		time.Sleep(time.Hour)
-		require.NoError(t, term.Resign(t.Context()))
-		time.Sleep(time.Minute)
-		require.Equal(t, vacant("1m0s"), health(c), "counted from the end of its own term")
-
-		worker := quiet(&faulty{Store: store, acquire: down}, lease.Config{Name: "lock", TTL: ttl})
-		waiting, leave := context.WithCancel(t.Context())
-		defer leave()
-		go func() { _, _ = worker.Campaign(waiting) }()
-		require.Zero(t, health(worker))
-		time.Sleep(time.Minute)
-		require.Equal(t, "vacant", health(worker).State, "a call waits for it")
 		leave()
 		synctest.Wait()
-		require.Equal(t, "vacant", health(worker).State, "a call has waited for it")
+		healthy("no call waits")
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

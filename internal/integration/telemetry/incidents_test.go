@@ -62,9 +62,9 @@ func incidents() []incident {
 		{"no runner runs", func(p *plant) { p.stop() }, func(p *plant) { p.run() }, map[string][2]int{
 			"ResilienceSagaDue worker trip": {8, 16},
 		}},
-		{"a lease that nobody holds", func(p *plant) { p.resign() }, func(p *plant) { p.lead() }, map[string][2]int{
+		fault("a lease that no process can get", func(p *plant) *atomic.Bool { return &p.leaseLocked }, map[string][2]int{
 			"ResilienceLeaseVacant billing": {2, 15},
-		}},
+		}),
 	}
 }
 

@@ -45,13 +45,13 @@ type plant struct {
 	mailDown    atomic.Bool // what the retriers "mail" and "news" call, without a breaker
 	shardDown   atomic.Bool // one of 300
 	redisAway   atomic.Bool
+	leaseLocked atomic.Bool // the store gives the lease to no process
 	hotelClosed atomic.Bool // a step cannot be done, nor the one before it undone
 
 	circuit *breaker.Breaker // users
 	runner  *saga.Runner
 	stop    func() // of its Run
-	leader  *lease.Candidate
-	resign  func()
+	resign  func() // ends the campaign and the term
 }
 
 // newPlant starts a plant and returns its metrics. The plant asks eval for what Redis says.
@@ -276,10 +276,19 @@ func (p *plant) retryStuck() {
 }
 
 func (p *plant) leases() []func() {
-	p.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing"})
+	leader := lease.New(lockedLeases{lease.NewMemory(), &p.leaseLocked}, lease.Config{Name: "billing"})
 	lock := lease.New(lease.NewMemory(), lease.Config{Name: "lock"})
-	p.reg.MustAdd(p.leader, lock)
-	p.lead()
+	unused := lease.New(lease.NewMemory(), lease.Config{Name: "nightly"})
+	once := lease.New(lease.NewMemory(), lease.Config{Name: "migration"})
+	p.reg.MustAdd(leader, lock, unused, once)
+	require.NoError(p.t, once.Run(p.ctx, func(context.Context, lease.Term) error { return nil }))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = leader.Loop(ctx, func(ctx context.Context, _ lease.Term) error { <-ctx.Done(); return nil })
+	}()
+	p.resign = func() { cancel(); <-ended }
 	return []func(){func() {
 		if held, err := lock.TryCampaign(p.ctx); err == nil {
 			_ = held.Resign(p.ctx)
@@ -287,9 +296,22 @@ func (p *plant) leases() []func() {
 	}}
 }
 
-// lead makes the program hold the lease until p.resign is called.
-func (p *plant) lead() {
-	term, err := p.leader.Campaign(p.ctx)
-	require.NoError(p.t, err)
-	p.resign = func() { require.NoError(p.t, term.Resign(context.Background())) }
+// lockedLeases is a store that ends each term and starts none while locked is true.
+type lockedLeases struct {
+	lease.Store
+	locked *atomic.Bool
+}
+
+func (s lockedLeases) Acquire(ctx context.Context, r lease.Request) (lease.Record, error) {
+	if s.locked.Load() {
+		return s.Load(ctx, r.Name)
+	}
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s lockedLeases) Renew(ctx context.Context, r lease.Request) error {
+	if s.locked.Load() {
+		return errors.Join(lease.ErrLost, s.Release(ctx, r.Name, r.Token))
+	}
+	return s.Store.Renew(ctx, r)
 }
