@@ -1,98 +1,101 @@
-// Package sqlstore provides a store for package saga in PostgreSQL, MySQL, MariaDB or SQLite. It uses database/sql
-// and the program's driver:
+// Package sqlstore provides a store for package saga in PostgreSQL, MySQL, MariaDB or SQLite. The store uses
+// database/sql and the program's driver:
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is a row in the table saga. Its log is in saga_log, and its signals are in saga_signal. Times are stored as
-// microseconds since 1970, according to the database's clock. Calls do not become slower as the number of ended sagas
-// grows.
+// A saga is a row in the table saga. A saga's log is in the table saga_log, and its signals are in saga_signal. Times
+// are stored as microseconds since 1970, according to the database's clock. Calls of the store do not become slower as
+// the number of ended sagas grows.
 //
 // Even if the database's clock is set back, a saga whose owner dies is taken over after at most two leases
-// (RunnerConfig.LeaseTTL). A saga without an owner waits until the clock has again reached the time at which the saga
-// is due.
+// (RunnerConfig.LeaseTTL). After the clock is set back, a saga without an owner waits until the clock again reaches the
+// time at which the saga is due.
 //
 // # Replication and failover
 //
 // A commit that succeeded must survive a failover of the database. With asynchronous replication, a failover loses the
 // commits that the new primary does not have yet. In a test of a failover under load, 70 of 1151 new sagas were lost
-// although Start had returned nil. Other sagas lost the records of steps, so they sent commands again that participants
-// had already applied.
+// although Start had returned nil. For other sagas, the records of steps were lost, so the sagas repeated commands that
+// participants had already applied.
 //
-// Idempotent participants, such as those with saga.Apply, tolerate repeated commands. But a lost saga is never run, and
-// if the record of a compensation is lost, the saga goes forward again. Therefore replicate the commits synchronously:
+// Idempotent participants, such as participants that use saga.Apply, tolerate repeated commands. But a lost saga never
+// continues. If the record of a compensation is lost, the saga goes forward again. Therefore replicate commits
+// synchronously:
 //
-//   - PostgreSQL: set synchronous_standby_names, for example to 'ANY 1 (a, b)'. It is empty by default, which means
-//     asynchronous replication. Set synchronous_commit to on, the default, or to remote_apply. With two standbys, the
-//     failure of one does not block commits. Only a synchronous standby may become the primary. If a COMMIT that waits
-//     for a standby is canceled, it is not rolled back.
-//   - MySQL: use semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, the default. If no
-//     replica answers within rpl_semi_sync_source_timeout, 10 seconds by default, the source continues asynchronously,
-//     so set the timeout to a high value. MariaDB's settings are rpl_semi_sync_master_wait_point, whose default is
-//     AFTER_COMMIT, and rpl_semi_sync_master_timeout. Only a replica that has acknowledged all commits may become the
-//     source.
+//   - PostgreSQL: set synchronous_standby_names, for example to 'ANY 1 (a, b)'. If synchronous_standby_names is empty,
+//     as it is by default, replication is asynchronous. Set synchronous_commit to on, the default, or to remote_apply.
+//     With two standbys, the failure of one standby does not block commits. Only a synchronous standby may become the
+//     primary. Canceling a COMMIT that waits for a standby does not roll back the transaction.
+//   - MySQL: use semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, the default. Set
+//     rpl_semi_sync_source_timeout to a high value: if no replica answers within this timeout (10 seconds by default),
+//     the source continues asynchronously. On MariaDB, the settings are named rpl_semi_sync_master_wait_point and
+//     rpl_semi_sync_master_timeout. MariaDB's default wait point is AFTER_COMMIT, so set AFTER_SYNC. Only a replica
+//     that has acknowledged all commits may become the source.
 //
 // Managed databases differ: a standby in the same region is often synchronous, but a promoted read replica is not.
 //
 // # PostgreSQL
 //
-// The store needs PostgreSQL 12 or later. It finds the tables through the search_path. A pool of 8 to 16 connections
-// suffices for hundreds of concurrent sagas. Add one connection for each concurrent DoTx.
+// The store needs PostgreSQL 12 or later. The store finds its tables through PostgreSQL's search_path. A pool of 8 to
+// 16 connections suffices for hundreds of concurrent sagas. Add one connection to the pool for each concurrent DoTx.
 //
-// If a process is stopped between a DoTx and its COMMIT, or loses its connection there, the saga's row stays locked
-// until the server closes the connection. Until then, no other runner can take the saga over. To limit that time, set
-// the server's idle_in_transaction_session_timeout and tcp_keepalives_idle to a few times the LeaseTTL.
+// If a process stops or loses its connection between a DoTx and the COMMIT, the saga's row stays locked until the
+// server closes the connection. While the row is locked, no other runner can take the saga over. To limit the time for
+// which a row can stay locked, set the server's idle_in_transaction_session_timeout and tcp_keepalives_idle to a few
+// times the LeaseTTL.
 //
-// If another process starts or signals a saga, a runner finds it within RunnerConfig.Poll, or within milliseconds if
-// Config.Listen is set.
+// When another process starts or signals a saga, a runner finds the saga within RunnerConfig.Poll, or with
+// Config.Listen within milliseconds.
 //
-// A pooler may assign a connection to each transaction, as PgBouncer does with pool_mode=transaction. Behind such a
-// pooler, the driver must not prepare statements. With pgx, add default_query_exec_mode=exec or
-// default_query_exec_mode=simple_protocol to the DSN. Do not use the modes cache_describe and describe_exec, which may
-// run the statement of another client. Config.Listen must connect to the server directly.
+// Behind a pooler that assigns a connection to each transaction, such as PgBouncer with pool_mode=transaction, the
+// driver must not prepare statements. With pgx, add default_query_exec_mode=exec or
+// default_query_exec_mode=simple_protocol to the DSN. Do not use pgx's modes cache_describe and describe_exec, which
+// may execute another client's statement. Config.Listen must connect to the server directly, not through a pooler.
 //
 // # MySQL
 //
-// The store needs MySQL 8 or MariaDB 10.6, or later. The tables are in the connections' default database. In a cluster
-// of several nodes that accept writes, such as Galera or Group Replication, each node has its own locks. There all
-// processes must write to the same node; otherwise two runners may run the same step. The server's
-// innodb_flush_log_at_trx_commit must be 1, the default. With another value, a loss of power may lose the records of
-// steps.
+// The store needs MySQL 8 or MariaDB 10.6, or later. The store's tables are in the default database of the connections.
+// In a cluster in which several nodes accept writes, such as Galera or Group Replication, each node has its own locks.
+// All processes must write to the same node of a cluster; otherwise two runners may run the same step. The server's
+// innodb_flush_log_at_trx_commit must be 1, the default. With a value other than 1, a loss of power may lose the
+// records of steps.
 //
 // go-sql-driver/mysql ignores the ctx during COMMIT. Set readTimeout in the DSN to the LeaseTTL. Without readTimeout, a
-// connection that breaks without notice during the COMMIT of a heartbeat stops all heartbeats of the process until
-// TCP's timeout of about 15 minutes. Other runners then take its sagas over. Each statement of a DoTx must take less
-// than readTimeout.
+// connection that breaks unnoticed during a heartbeat's COMMIT blocks all heartbeats of the process for about 15
+// minutes, until TCP's timeout. Other runners take over the sagas of a process without heartbeats. Each statement of a
+// DoTx must take less than readTimeout.
 //
-// If a process is stopped inside a DoTx and its connection stays open, its rows stay locked. If the DoTx of another
-// runner waits for these rows, it fails after readTimeout or innodb_lock_wait_timeout. That counts as a failed attempt,
-// so healthy sagas may turn back. On MariaDB, prevent this by setting idle_transaction_timeout in the DSN to the
-// LeaseTTL in seconds. On MySQL, increase the Attempts of such steps.
+// If a process stops inside a DoTx and its connection stays open, the rows of the transaction stay locked. Another
+// runner's DoTx that waits for a locked row fails after readTimeout or innodb_lock_wait_timeout. A DoTx that fails
+// because of a lock counts as a failed attempt, so healthy sagas may turn back. On MariaDB, set
+// idle_transaction_timeout in the DSN to the LeaseTTL in seconds, so that the server ends idle transactions. On MySQL,
+// increase Attempts for steps whose DoTx changes rows that other sagas also change.
 //
-// If the server rolls back a DoTx because of a deadlock, the DoTx must return the error. The attempt has then failed
-// without effect and is repeated. If the DoTx ignores the error, its earlier writes are lost, because the server has
-// rolled them back. The server then commits each later statement separately, including the record that the step is
-// done.
+// If the server rolls back a DoTx because of a deadlock, the DoTx must return the error. An attempt that was rolled
+// back has no effect, and the runner repeats the attempt. If the DoTx ignores the error of a deadlock, its earlier
+// writes are lost, because the server has rolled them back. After the rollback, the server commits each later statement
+// separately, including the record that the step is done.
 //
 // # SQLite
 //
 // The store needs SQLite 3.37 or later, and a database on a local disk. Several processes of one machine may share the
-// database. SQLite has one writer at a time. In a process, the store's writes wait in a queue. Other write transactions
-// wait inside SQLite, for up to the busy_timeout, which must be set. With modernc.org/sqlite:
+// database. SQLite has one writer at a time. Within a process, writes of the store wait in a queue. Other write
+// transactions wait inside SQLite for up to the busy_timeout, which must be set. With modernc.org/sqlite:
 //
 //	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
-// Migrate returns an error if the setting synchronous is below FULL, as it is by default in WAL mode with some drivers.
-// With such a setting, a loss of power could lose the record that a saga has turned back, and the saga would go forward
+// Migrate returns an error if the setting synchronous is below FULL. Some drivers use a lower value by default in WAL
+// mode. Below FULL, a loss of power could lose the record that a saga has turned back, and the saga would go forward
 // again.
 //
 // If other parts of the program often write to the same database, call db.SetMaxOpenConns(1), so that all writers wait
-// in one fair queue. A DoTx must then use only its tx and no other connection.
+// in one fair queue. With SetMaxOpenConns(1), a DoTx must use only its tx and no other connection.
 //
-// While a DoTx runs, no other writer can write, not even a heartbeat. A runner therefore ends a DoTx after a third of
-// RunnerConfig.LeaseTTL, even if the step's Timeout is longer.
+// While a DoTx runs on SQLite, no other transaction can write, so heartbeats wait. On SQLite, a runner therefore ends a
+// DoTx after a third of RunnerConfig.LeaseTTL, even if the step's Timeout is longer.
 package sqlstore
 
 import (
@@ -122,7 +125,7 @@ const (
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a sagastore.TxStore in a database. It is safe for concurrent use, by any number of processes on one
+// A Store is a sagastore.TxStore in a database. A Store is safe for concurrent use, by any number of processes on one
 // database.
 type Store struct {
 	methods
@@ -155,24 +158,24 @@ type tables struct {
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix is the prefix of the names of tables and indexes, except the table saga_barrier. It has at most 32 characters
-	// from a-z, 0-9 and _, and does not start with a digit. Empty means no prefix.
+	// Prefix is the prefix of the names of tables and indexes, except the table saga_barrier. Prefix has at most 32
+	// characters from a-z, 0-9 and _, and does not start with a digit. An empty Prefix means no prefix.
 	Prefix string
 
-	// Listen executes LISTEN for the channel on a separate connection. It then calls notify once, and again for each
-	// notification, until ctx is done or the connection fails. The connection must not go through a pooler such as
+	// Listen executes LISTEN for the channel on a separate connection. Listen then calls notify once, and again for each
+	// notification, until ctx is done or the connection fails. Listen's connection must not go through a pooler such as
 	// PgBouncer, which does not forward notifications. Listen is for PostgreSQL only. With pgx, use
-	// resiliencepgx.Listen(pool). Nil means that runners only poll.
+	// resiliencepgx.Listen(pool). If Listen is nil, runners only poll.
 	//
-	// A store with Listen also sends notifications. So every process that starts or signals sagas needs Listen. PostgreSQL
-	// does not commit transactions with notifications concurrently, but one after the other. StartTx sends a notification,
-	// and so does each other write that makes a saga without an owner due immediately, such as a signal or a Start whose
-	// runner has no capacity left.
+	// Only a store with Listen sends notifications, so every process that starts or signals sagas needs Listen. PostgreSQL
+	// commits transactions with notifications one after the other, not concurrently. Each write that makes a saga without
+	// an owner due immediately sends a notification. Examples are StartTx, a signal, and a Start whose runner has no
+	// capacity left.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New returns a Store in db. New does not use db yet, and the Store never closes it. It panics if db is nil, the
-// dialect is unknown, or the Config is invalid for the dialect.
+// New returns a Store in db. New does not use db, and the Store never closes db. New panics if db is nil, if the
+// dialect is unknown, or if cfg is invalid for the dialect.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
@@ -219,18 +222,17 @@ func (s *tables) schema() sqldb.Schema {
 }
 
 // Schema returns the statements that create the tables and indexes, for a separate migration tool. Each statement ends
-// with a semicolon. If such a tool has executed them, Migrate finds the tables and does nothing.
+// with a semicolon. If a tool has executed these statements, Migrate finds the tables and does nothing.
 func (s *Store) Schema() string { return s.tables.schema().String() }
 
-// Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If nothing is missing, it
-// needs no right to create tables. Several processes may call Migrate concurrently.
+// Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If nothing is missing,
+// Migrate needs no right to create tables. Several processes may call Migrate concurrently.
 //
 // Migrate returns an error in these cases:
 //
-//   - A table with one of these names, except saga_barrier, belongs to another program.
+//   - A table that has the name of a table of the store, other than saga_barrier, belongs to another program.
 //   - The tables have a newer version, which this program cannot use.
-//   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently, such as CockroachDB
-//     or TiDB.
+//   - The server executes some statements differently from PostgreSQL or MySQL, as CockroachDB and TiDB do.
 //   - The database is SQLite, and the settings of the connection could lose a commit, or the busy_timeout is zero.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
