@@ -2,8 +2,8 @@ package sagastore
 
 import "time"
 
-// A Filter selects sagas for [Store].List. A saga must meet all of its conditions. The zero Filter selects all sagas.
-// Texts are compared byte by byte.
+// A Filter selects sagas for [Store].List. A selected saga meets all conditions of the Filter. The zero Filter selects
+// all sagas. Texts are compared byte by byte.
 type Filter struct {
 	Saga   string   // the definition's Name; "" means every definition
 	Status []Status // the saga has one of these statuses; empty means every status
@@ -11,35 +11,35 @@ type Filter struct {
 
 	CreatedBefore time.Time // only sagas whose CreatedAt is before this time; zero means no bound
 
-	After string // the result next of List for the previous page of the same filter; "" means the first page
+	After string // the value next that List returned for the previous page of this filter; "" means the first page
 	Limit int    // the maximum number of records in a page; zero or less means 100
 
-	WithoutState bool // whether to return records without State (nil or empty), which saves reading it
+	WithoutState bool // whether the State of all returned records is nil or empty, so that List need not read it
 }
 
 // CountLimit is the highest number in a [Count]. A number that equals CountLimit means "CountLimit or more". The limit
 // bounds the cost of [Store].Counts: a store with a million sagas does not read all of them.
 const CountLimit = 10_000
 
-// Counts has the numbers of sagas in a store, without the sagas that have ended.
+// Counts has the numbers of a store's sagas that have not ended.
 type Counts struct {
 	Sagas []Count   // one Count for each definition that has sagas, in byte order of Count.Saga
 	Now   time.Time // the time of the counts, according to the store's clock; never zero
 }
 
-// A Count has the numbers of a definition's sagas, for all versions of the definition together and without the sagas
-// that have ended. A number that equals [CountLimit] means "CountLimit or more".
+// A Count has the numbers of a definition's sagas that have not ended, for all versions of the definition together. A
+// number that equals [CountLimit] means "CountLimit or more".
 type Count struct {
 	Saga         string // the definition's Name
 	Running      int    // the number of sagas whose Status is Running
 	Compensating int    // the number of sagas whose Status is Compensating
 	Stuck        int    // the number of sagas whose Status is Stuck
 
-	Due       int       // the number of due sagas, including those of crashed owners; see [Store].Claim
+	Due       int       // the number of due sagas, including sagas of crashed owners; see [Store].Claim
 	OldestDue time.Time // the earliest WakeAt of the due sagas; zero if no saga is due
 }
 
-// Of returns a pointer to the field that counts the sagas with status s. It returns nil if s is final or unknown.
+// Of returns a pointer to the field that counts the sagas with status s. Of returns nil if s is final or unknown.
 func (c *Count) Of(s Status) *int {
 	switch s {
 	case Running:

@@ -2,15 +2,16 @@ package sagastore
 
 import "time"
 
-// A Record is a saga in a [Store]. Unless a field's comment names another method, only Start and Commit change it.
+// A Record is a saga in a [Store]. Only Start and Commit change a field, unless the field's comment names another
+// method.
 //
-// The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Tenant, Seq, Owner, Epoch, WakeAt and
-// CancelRequested, and CreatedAt for List. It stores the other fields and returns them unchanged. In particular, State,
-// Progress, Nonce, Failures, LastError and CancelNote are opaque to the store. Takeovers is opaque except that Claim
+// The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Tenant, Seq, Owner, Epoch, WakeAt,
+// CancelRequested and, for List, CreatedAt. The store returns the other fields unchanged. State, Progress, Nonce,
+// Failures, LastError and CancelNote are opaque to the store. Takeovers is opaque to the store too, except that Claim
 // increases it.
 //
-// A store also stores a flag for each saga that is not in the Record: whether the saga was woken since it was last
-// claimed. See Store.Post.
+// For each saga, a store also has a flag that is not part of the Record: whether the saga was woken since its last
+// claim. See Store.Post.
 type Record struct {
 	ID       string // the saga's ID, unique in the store: 1 to 200 bytes
 	Saga     string // the definition's Name: 1 to 100 bytes
@@ -19,35 +20,37 @@ type Record struct {
 	State    []byte // the program's state, encoded by the definition's Codec; arbitrary bytes of any length
 	Progress []byte // the progress of the saga and its steps; JSON of any length, which is returned byte for byte
 
-	Parent     string // the ID of the saga that started this saga; "" if no saga did, or DeleteEnded has deleted that saga
+	Parent     string // the ID of the saga that started this saga; "" if there is none or DeleteEnded has deleted it
 	ParentStep string // the step of Parent that started this saga: up to 100 bytes; "" if and only if Parent is ""
 	Tenant     string // the tenant for which the saga runs: up to 100 bytes; all sagas without a tenant have the tenant ""
 
 	Seq      int64  // the number of entries in the log; a Commit must have the record's Seq and Epoch
 	Nonce    int64  // the Nonce of the last Start or Commit; any int64
-	Owner    string // the runner that holds the saga, also set by Claim: up to 113 bytes; "" means that no runner does
-	Previous string // the Owner before Claim; only set in the records that Claim returns, and not stored
-	Epoch    int64  // the fencing token: the number of claims of the saga, including a Start with an Owner
+	Owner    string // the runner that holds the saga: up to 113 bytes; "" means no runner; also set by Claim
+	Previous string // the Owner before the claim; set only in records that Claim returns, and not stored
+	Epoch    int64  // the fencing token, which counts the claims of the saga and a Start with an Owner
 
-	// WakeAt is the time when the lease of Owner ends. If there is no Owner, WakeAt is the time from which the saga is
-	// due. If the saga has ended, WakeAt is the time when it ended. Start, Claim, Heartbeat, Commit and Post set WakeAt.
+	// If the saga has an Owner, WakeAt is the time when the Owner's lease ends. If the saga has no Owner, WakeAt is the
+	// time from which the saga is due. If the saga has ended, WakeAt is the time when it ended. Start, Claim, Heartbeat,
+	// Commit and Post set WakeAt.
 	WakeAt time.Time
-	// CompleteBy is the time at which the saga turns back if its pivot (the point of no return) is not done. Zero means
-	// never. The store computes CompleteBy in Start, and does not use it otherwise.
+	// CompleteBy is the deadline for the saga's pivot (the point of no return). If the pivot is not done at this time, the
+	// saga turns back. A zero CompleteBy means no deadline. The store computes CompleteBy in Start, and does not use it
+	// elsewhere.
 	CompleteBy time.Time
 
 	Failures        int    // the number of failed attempts since a step last succeeded
-	Takeovers       int    // the number of claims from another owner that had not released the saga, counted by Claim
+	Takeovers       int    // the number of times that Claim took the saga from another owner that had not released it
 	LastError       string // the text of the latest failure; "" if there is none
 	CancelRequested bool   // whether Post has requested that the saga turn back; see [Status]
-	CancelNote      string // the reason for the request, set by Post; may be ""
+	CancelNote      string // the reason for the request to turn back, set by Post; may be ""
 
 	CreatedAt time.Time // the time of Start
-	UpdatedAt time.Time // the time of the latest Start, Commit or Post with Cancel that changed the record
-	Now       time.Time // the store's clock when the record was read or written; not stored
+	UpdatedAt time.Time // the time of the record's last change by Start, Commit, or a Post with Cancel
+	Now       time.Time // the time of the store's clock when the record was read or written; not stored
 }
 
-// A StartRequest is the new saga of [Store].Start. See [Record] for the fields of the same names.
+// A StartRequest describes the saga that [Store].Start inserts. [Record] documents the fields of the same names.
 type StartRequest struct {
 	ID         string
 	Saga       string        // the definition's Name
@@ -55,12 +58,12 @@ type StartRequest struct {
 	Status     Status        // usually Running; Compensated for a child that must no longer start
 	State      []byte        // the encoded state
 	Progress   []byte        // the JSON of the progress
-	Parent     string        // the ID of the saga that starts this saga, which need not exist; "" means that no saga does
+	Parent     string        // the ID of the parent saga, which need not exist; "" means no parent
 	ParentStep string        // the step of Parent that starts this saga; "" if and only if Parent is ""
 	Tenant     string        // the tenant for which the saga runs; "" means no tenant
 	Nonce      int64         // a random number; see CommitRequest
-	CompleteIn time.Duration // the time until CompleteBy; zero means that CompleteBy is zero
-	Owner      string        // the runner that holds the new saga; "" means none: the saga is then due now
+	CompleteIn time.Duration // the time from now until CompleteBy; if zero, CompleteBy is zero
+	Owner      string        // the runner that holds the new saga; if Owner is "", the saga is due now
 	LeaseTTL   time.Duration // the duration of Owner's lease; not used if Owner is ""
 	Log        []Entry       // the first entries, at least one; the store sets their Seq, Epoch and At
 }
@@ -111,20 +114,20 @@ type Held struct {
 type Renewed struct {
 	ID              string // the saga's ID
 	Epoch           int64  // the epoch in which the owner claimed the saga
-	Locked          bool   // whether another transaction had locked the row, so that the lease was not extended
+	Locked          bool   // whether the lease was not extended because another transaction had locked the row
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 }
 
-// A CommitRequest is the next state of a saga. [Store].Commit writes it only if Epoch and Seq equal the record's. The
-// names in JSON are names of columns in package sqlstore. A field with the name "-" is not encoded as part of this
-// JSON.
+// A CommitRequest is the next state of a saga. [Store].Commit writes the new state only if the request's Epoch and Seq
+// equal the record's. The JSON names are column names of package sqlstore. A field with the JSON name "-" is not part
+// of the JSON.
 type CommitRequest struct {
 	ID    string `json:"id"`    // the saga's ID
 	Epoch int64  `json:"epoch"` // the Epoch that the record must have
-	Seq   int64  `json:"seq"`   // the Seq that the record must have; after the commit, the record's Seq is After()
+	Seq   int64  `json:"seq"`   // the Seq that the record must have; After returns the record's Seq after the commit
 	// Nonce is a random number. After an error, the caller recognizes its own write by the record's Nonce. Seq and Epoch
-	// do not suffice for that: another write of the same owner, such as a transaction whose COMMIT arrives late, may have
+	// do not identify a write: another write of the same owner, such as a transaction whose COMMIT arrives late, may have
 	// the same Seq and Epoch.
 	Nonce int64 `json:"nonce"`
 
@@ -137,8 +140,8 @@ type CommitRequest struct {
 	LastError string  `json:"last_error"` // the record's new LastError
 	Log       []Entry `json:"-"`          // the new entries, at least one; the store sets their Seq, Epoch and At
 
-	// Release ends the owner's hold on the saga, because the saga waits, is handed over to another runner, has ended or is
-	// stuck.
+	// Release reports whether the owner releases the saga, because the saga waits, has ended, is stuck, or is handed over
+	// to another runner.
 	Release bool          `json:"-"`
 	WakeIn  time.Duration `json:"-"` // the time until the saga is due, if Release is set; never negative; zero means now
 }
@@ -151,9 +154,9 @@ type Receipt struct {
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 
-	// Woken reports whether the saga is due now instead of after WakeIn, because a Post has woken it since it was claimed.
-	// Woken is false unless the request has Release and a WakeIn greater than zero. If Woken is true, the runner claims
-	// sagas immediately and does not wait for its next poll.
+	// Woken reports whether the saga is due now instead of after WakeIn, because a Post has woken the saga since the last
+	// claim. Woken is false unless the request has Release and a WakeIn greater than zero. If Woken is true, the runner
+	// claims sagas immediately and does not wait for its next poll.
 	Woken bool
 }
 
@@ -162,24 +165,24 @@ type PostRequest struct {
 	ID      string // the saga's ID
 	Name    string // the message's name, up to 100 bytes; if Name is "" and Cancel is false, Post only wakes the saga
 	Payload []byte // the message's payload, up to 64 KiB, opaque to the store; if Cancel is set, the text of CancelNote
-	// Cancel reports whether to request that the saga turn back. If it is set, Payload is not a message, but the text of
-	// the record's CancelNote. Name and Admit are then not used.
+	// Cancel reports whether to request that the saga turn back. If Cancel is set, Payload is the text of the record's
+	// CancelNote, and Name and Admit are not used.
 	Cancel bool
 	// Admit returns an error if the saga must not get a new message with this Name. Admit has no effects and does not use
-	// the store. It may be called again if the store repeats a transaction. Nil means that every message is admitted, even
-	// if the saga has ended.
+	// the store. Post calls Admit again if the store repeats a transaction. A nil Admit admits every message, even for a
+	// saga that has ended.
 	Admit func(rec *Record) error
 }
 
-// A Message is a signal for a saga. It is stored until the saga is deleted.
+// A Message is a signal for a saga. A message is stored until its saga is deleted.
 type Message struct {
 	Name    string // the message's name, unique in the saga: 1 to 100 bytes
 	Payload []byte // the message's payload
 }
 
-// An Entry is an entry in the log of a saga. It never changes. The store sets Seq, Epoch and At; the other fields are
-// opaque to it. The names in JSON are names of columns in package sqlstore. They omit Epoch and At, so a store that
-// encodes an Entry as JSON must add these two.
+// An Entry is an entry in the log of a saga. An Entry never changes. The store sets Seq, Epoch and At; the other fields
+// are opaque to the store. The JSON names are column names of package sqlstore. The JSON of an Entry omits Epoch and
+// At, so a store that uses this JSON must add both.
 type Entry struct {
 	Seq     int64     `json:"seq"`     // the entry's position in the log: 1, 2, 3 and so on, without gaps
 	Kind    EventKind `json:"event"`   // the kind of the entry
@@ -191,13 +194,14 @@ type Entry struct {
 	At      time.Time `json:"-"`       // the time of the write, according to the store's clock
 }
 
-// An EventKind is the kind of an [Entry], up to 50 bytes. It is opaque to the store. Package saga defines the values.
+// An EventKind is the kind of an [Entry], up to 50 bytes. An EventKind is opaque to the store. Package saga defines the
+// kinds of entries.
 type EventKind string
 
-// An Op is an operation of a step. It is opaque to the store.
+// An Op is an operation of a step. An Op is opaque to the store.
 type Op string
 
-// The operations of a step. An [Entry] that is about neither operation has the Op "".
+// OpDo and OpUndo are the operations of a step. An [Entry] that is about neither operation has the Op "".
 const (
 	OpDo   Op = "do"   // the step's action
 	OpUndo Op = "undo" // the step's compensation

@@ -1,6 +1,6 @@
-// Package sagastore defines the interface of the stores of package saga. Programs that run sagas do not need it:
-// package sqlstore is a store in PostgreSQL, MySQL, MariaDB or SQLite, and saga.NewMemory returns a store in the
-// process's memory. This package is for programmers who write another store:
+// Package sagastore defines the interface of the stores of package saga. Programs that run sagas do not need this
+// package: package sqlstore provides a store in PostgreSQL, MySQL, MariaDB or SQLite, and saga.NewMemory returns a
+// store in the process's memory. Package sagastore is for programmers who write another store:
 //
 //	var _ sagastore.Store = (*Store)(nil)
 //
@@ -25,52 +25,51 @@
 //
 // A saga.Runner calls the methods of a store in this order:
 //
-//  1. When Run starts, it calls Check if the store is a [Checker], and Listen if the store is a [Notifier].
-//  2. Start inserts a saga. If the runner that starts it can run another saga, that runner becomes the new saga's
-//     owner.
+//  1. When Run starts, it calls the method Check of a [Checker] and the method Listen of a [Notifier].
+//  2. Start inserts a saga. A runner that has capacity for another saga becomes the owner of the saga that it starts.
 //  3. Claim acquires due sagas: sagas that were started without an owner, that were released, or whose owner has
 //     crashed. The runner calls Claim at each RunnerConfig.Poll, when Listen notifies it, and when it has made a saga
-//     due itself. If a step of a claimed saga awaits signals, the runner then calls Messages.
+//     due itself. If a step of a claimed saga awaits signals, the runner calls Messages after Claim.
 //  4. Heartbeat extends the leases of all sagas that the runner holds, three times in each RunnerConfig.LeaseTTL. The
 //     runner cancels the attempts of a saga if Heartbeat does not return the saga, or if the saga's lease has ended
 //     according to the runner's local clock.
 //  5. Commit records the results of attempts and the steps that are about to start. The runner starts these steps only
 //     after the commit. If Commit returns an error, the runner loads the record. If the record has the commit's Nonce,
-//     the commit was written. If Epoch and Seq are unchanged, the runner repeats the commit. Otherwise it stops running
-//     the saga.
+//     the commit was written. If the record's Epoch and Seq are unchanged, the runner repeats the commit. If another
+//     write has changed the record, the runner stops running the saga.
 //  6. Commit with Release ends the runner's ownership, because the saga waits, has ended or is stuck, or because Run
 //     stops.
 //  7. Post adds a signal, requests that a saga turn back, or wakes a parent whose child has ended. Any process may call
-//     it, not only the saga's owner.
+//     Post, not only the saga's owner.
 //  8. Load and Children return the results of sagas and of their children. List, Counts and History are for operators,
 //     metrics and health checks. To perform an operator's action, the runner loads the record and calls Commit with its
 //     Epoch and Seq.
-//  9. DeleteEnded deletes old sagas with a final status, if RunnerConfig.Retention limits that status. Each call has
-//     the limit 200. The interval between calls is three times LeaseTTL, or a tenth of Poll while there are more old
-//     sagas.
+//  9. DeleteEnded deletes old sagas with a final status, if RunnerConfig.Retention limits that status. Each call of
+//     DeleteEnded has the limit 200. The interval between calls of DeleteEnded is three times LeaseTTL, or a tenth of
+//     Poll while more old sagas remain.
 //
-// A runner limits the duration of its own calls to LeaseTTL or less, except for Listen. Other calls, such as Start,
-// have the ctx of the program. A method must return soon after its ctx is done.
+// Except for Listen, a runner's own calls of the store have a timeout of at most LeaseTTL. Calls for the program, such
+// as Start, have the program's ctx. A method of a store must return soon after its ctx is done.
 //
 // # Optional interfaces
 //
 // A store can implement optional interfaces, which a Runner detects with a type assertion:
 //
-//   - [Checker] reports missing tables when Run starts. Without it, Run starts even if tables are missing, and every
-//     call to the store fails.
-//   - [Notifier] notifies runners of due sagas. Without it, if another process has started, released or woken a saga,
-//     the saga waits for up to RunnerConfig.Poll.
+//   - [Checker] reports missing tables when Run starts. Without a Checker, Run starts even if tables are missing, and
+//     every call of the store fails.
+//   - [Notifier] notifies runners of due sagas. Without a Notifier, a saga that another process has started, released
+//     or woken waits for up to RunnerConfig.Poll.
 //   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows.
-//     Without it, Handle.StartTx, Handle.SignalTx, and the registration of a saga with DoTx or UndoTx fail with
+//     Without a TxStore, Handle.StartTx, Handle.SignalTx, and the registration of a saga with DoTx or UndoTx fail with
 //     saga.ErrNoTx.
 //
 // # Limits
 //
 // The comments of [Record], [PostRequest] and [Message] specify maximum lengths, which package saga checks. IDs, names,
-// owners and tenants are valid UTF-8 without NUL bytes. They are compared byte by byte, so case, accents and trailing
+// owners and tenants are valid UTF-8 without NUL bytes. Texts are compared byte by byte, so case, accents and trailing
 // spaces matter. LastError, CancelNote and an Entry's Error are valid UTF-8 without NUL bytes, of up to 13,000 bytes.
-// State and payloads are arbitrary bytes. Progress is JSON text, which may contain the escape \u0000. Do not store it
-// as PostgreSQL's type jsonb, which rejects that escape and does not return the text unchanged.
+// State and payloads are arbitrary bytes. Progress is JSON text, which may contain the escape \u0000. Do not store
+// Progress as PostgreSQL's type jsonb, which rejects the escape \u0000 and changes the text.
 //
 // # Stability
 //
@@ -89,35 +88,39 @@ import (
 //
 //	var _ sagastore.Store = (*Store)(nil)
 //
-// A Store is safe for concurrent use by many runners in many processes. All its methods obey these rules:
+// A Store is safe for concurrent use by many runners in many processes. All methods of a Store obey these rules:
 //
 //   - A method is one atomic write, or one consistent read. Only List and Counts may read different definitions and
 //     statuses at different times. A write that returned nil survives a crash of the process and of the database.
-//   - Load, Messages and Children return the effects of every write that returned before they were called. So they must
-//     not read from a replica that lags. The tests of package storetest expect the same of the other reads.
-//   - The store has a single clock for all processes. All times in a [Record], an [Entry] or [Counts] are times of that
-//     clock. A duration in a request starts at the clock's current time, called now below. Times may be truncated to
-//     milliseconds, but all methods must return the same truncated time. Durations must not be rounded up: a lease of a
-//     nanosecond ends immediately.
-//   - If the comment of a method requires [ErrNotFound] or [ErrFenced], the method's error matches it by [errors.Is],
-//     and nothing was written. After any other error, a write may have happened, or may still happen later. The caller
-//     then loads the record or repeats the write.
-//   - If ctx is done when a method is called, the method changes nothing and returns an error. That error is neither
-//     ErrNotFound nor ErrFenced, unless the method can determine its result without reading the data.
+//   - Load, Messages and Children return the effects of every write that returned before they were called, so they must
+//     not read from a replica that lags. The tests of package storetest expect the same of List, Counts and History.
+//   - The store has a single clock for all processes. All times in a [Record], an [Entry] or [Counts] are times of the
+//     store's clock. A duration in a request starts at the current time of the store's clock; the comments of the
+//     methods call this time now. Times may be truncated to milliseconds, but all methods must return the same
+//     truncated time. Durations must not be rounded up: a lease of a nanosecond ends immediately.
+//   - Where a method's comment requires [ErrNotFound] or [ErrFenced], the method's error matches the required error by
+//     [errors.Is], and nothing was written. After any other error, a write may have happened or may still happen, so
+//     the caller loads the record or repeats the write.
+//   - If ctx is done when a method is called, the method changes nothing and returns an error. The error of a method
+//     whose ctx is done is neither ErrNotFound nor ErrFenced, unless the method can determine its result without
+//     reading the data.
 //   - Texts and bytes are returned unchanged, except that nil bytes may be returned as empty bytes. A method does not
-//     change its request, and does not use it after it has returned. A returned record belongs to the caller.
+//     change its request, and does not use the request after the method has returned. A returned record belongs to the
+//     caller.
 type Store interface {
-	// Start inserts a record and its log if no saga has the ID. Otherwise it changes nothing, and returns the record of
-	// the saga that has the ID, even if that saga has another definition, and created is false. If several calls have the
-	// same ID, created is true for one of them. If Start does not know whether its own insertion happened, it returns an
-	// error. The caller then loads the record and compares its Nonce.
+	// Start inserts a record and its log if no saga has the ID. If a saga has the ID, Start changes nothing and returns
+	// that saga's record, even if the saga has another definition. The result created reports whether Start inserted the
+	// record. If several calls have the same ID, created is true for one of them. If Start does not know whether its own
+	// insertion happened, it returns an error. After an error of Start, the caller loads the record and compares the
+	// record's Nonce with the request's.
 	//
 	// The new record has the ID, Saga, Version, Status, State, Progress, Parent, ParentStep, Tenant and Nonce of the
-	// request. Seq is len(Log). CreatedAt and UpdatedAt are both now. CompleteBy is now + CompleteIn, or zero if
-	// CompleteIn is zero. If the request has an Owner, that runner holds the saga: Epoch is 1 and WakeAt is now +
-	// LeaseTTL. Otherwise Epoch is 0 and WakeAt is now. All other fields are zero, and the saga's woken flag is not set.
+	// request. The record's Seq is len(Log), and its CreatedAt and UpdatedAt are now. CompleteBy is now + CompleteIn, or
+	// zero if CompleteIn is zero. If the request has an Owner, that runner holds the saga: Epoch is 1 and WakeAt is now +
+	// LeaseTTL. Without an Owner, Epoch is 0 and WakeAt is now. All other fields of the record are zero, and the saga's
+	// woken flag is not set.
 	//
-	// Entry i of the log has Seq i + 1, the record's Epoch, and At now. Start does not check whether Parent exists. It
+	// Entry i of the log has Seq i + 1, the record's Epoch, and At now. Start does not check whether Parent exists. Start
 	// should cost one commit of the database.
 	Start(ctx context.Context, req StartRequest) (rec Record, created bool, err error)
 
@@ -126,49 +129,51 @@ type Store interface {
 	//
 	// A saga is due if its Status is Running or Compensating, its WakeAt is not after now, and its Saga and Version are
 	// among Definitions. If a due saga has an Owner, that owner has crashed. Claim first claims the sagas of crashed
-	// owners, and then the sagas without an owner. In each of these two groups, sagas of the same tenant and definition
-	// are claimed by ascending WakeAt. Claim does not wait for rows that another transaction has locked, but skips them.
+	// owners, and then the sagas without an owner. In both groups, sagas of the same tenant and definition are claimed by
+	// ascending WakeAt. Claim does not wait for rows that another transaction has locked, but skips them.
 	//
-	// For the sagas without an owner, the tenants take turns. So a saga does not wait until all due sagas of another
-	// tenant are claimed: among the tenants that still have due sagas, no tenant gets two sagas more than another. The
-	// order of turns continues in the next claim of the process, because a runner may claim only one saga at a time. A
-	// tenant's share is divided equally among its definitions, and starts with the saga that has the earliest WakeAt. For
+	// For the sagas without an owner, the tenants take turns: among the tenants that still have due sagas, no tenant gets
+	// two sagas more than another. Therefore a saga does not wait until all due sagas of another tenant are claimed. The
+	// turns continue in the next claim of the process, because a runner may claim only one saga at a time. A tenant's
+	// share is divided equally among its definitions, and starts with the tenant's saga that has the earliest WakeAt. For
 	// the sagas of crashed owners, a store need not let tenants take turns.
 	//
-	// In a claimed record, Previous is the old Owner, Owner is the request's, Epoch is higher by 1, and WakeAt is now +
-	// LeaseTTL. Takeovers is higher by 1 if Previous is neither "" nor the request's Owner. All other fields and the log
-	// do not change. The saga's woken flag is reset, because its new owner reads all messages. Two claims never return the
-	// same saga with the same Epoch.
+	// In a claimed record, Previous is the old Owner, Owner is the request's Owner, Epoch is higher by 1, and WakeAt is
+	// now + LeaseTTL. Takeovers is higher by 1 if Previous is neither "" nor the request's Owner. Claim changes no other
+	// field, and does not change the log. Claim resets the saga's woken flag, because the new owner reads all messages.
+	// Two claims never return the same saga with the same Epoch.
 	//
-	// If Claim returns an error, the caller does not run any sagas that were claimed nevertheless. They are due again when
-	// their leases end.
+	// If Claim returns an error, the caller does not run the sagas that were claimed nevertheless. Sagas that were claimed
+	// but do not run are due again when their leases end.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
 	// Heartbeat extends leases: it sets WakeAt to now + LeaseTTL for each saga of Held whose Owner and Epoch still equal
-	// the request's, even if the lease has ended. It changes no other field, and returns these sagas in any order. It
-	// omits sagas that do not exist, or whose Owner or Epoch differ, and returns no error for them.
+	// the request's, even if the lease has ended. Heartbeat changes no other field, and returns the sagas that Owner still
+	// holds, in any order. Heartbeat omits sagas that do not exist, or whose Owner or Epoch differ, and returns no error
+	// for them.
 	//
-	// Heartbeat does not wait for a row that another transaction has locked, such as the transaction of a DoTx. If it
-	// waited, a single slow transaction would cost the runner the leases of all its sagas. A saga whose row is locked is
-	// returned with Locked set, and its WakeAt does not change. Heartbeat should be one transaction for all sagas.
+	// Heartbeat does not wait for a row that another transaction has locked, such as the transaction of a DoTx. If
+	// Heartbeat waited for locks, a single slow transaction would cost the runner the leases of all its sagas. A saga
+	// whose row is locked is returned with Locked set, and its WakeAt does not change. Heartbeat should be one transaction
+	// for all sagas.
 	Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed, error)
 
-	// Commit writes the next state of a saga and appends to its log, if the record's Epoch and Seq equal the request's.
-	// Otherwise, or if the saga does not exist, it changes nothing and returns ErrFenced. Commit does not check Owner,
-	// Status or the end of the lease: an operator commits without being the owner, and a saga that has ended can still
-	// turn back. If several commits have the same Epoch and Seq, one of them succeeds.
+	// Commit writes the next state of a saga and appends to its log, if the record's Epoch and Seq equal the request's. If
+	// Epoch or Seq differ, or if the saga does not exist, Commit changes nothing and returns ErrFenced. Commit does not
+	// check Owner, Status or the end of the lease: an operator commits without being the owner, and a saga that has ended
+	// can still turn back. If several commits have the same Epoch and Seq, one of them succeeds.
 	//
-	// A store may repeat a commit by itself after an error. If its own first try may have been written and the second one
-	// finds another Epoch or Seq, it returns the error of the first try, not ErrFenced.
+	// A store may repeat a commit by itself after an error. If the first try may have been written and the second try
+	// finds another Epoch or Seq, Commit returns the error of the first try, not ErrFenced.
 	//
-	// The record gets the request's Status, Progress, Failures, Takeovers, LastError and Nonce, and UpdatedAt is now. It
-	// gets the request's State unless that is nil; an empty State that is not nil is written. It gets the request's
-	// Version unless that is zero. Seq becomes [CommitRequest.After]. Entry i of the log has Seq req.Seq + 1 + i, Epoch
-	// req.Epoch and At now.
+	// The record gets the request's Status, Progress, Failures, Takeovers, LastError and Nonce, and UpdatedAt is now. The
+	// record gets the request's State unless State is nil; an empty State that is not nil is written. The record gets the
+	// request's Version unless Version is zero. Seq becomes [CommitRequest.After]. Entry i of the log has Seq req.Seq + 1
+	// + i, Epoch req.Epoch and At now.
 	//
-	// Without Release, Owner and WakeAt do not change. With Release, Owner becomes "". If the saga's woken flag is set,
-	// WakeAt becomes now; otherwise it becomes now + WakeIn. Without the flag, a signal that arrived after the owner had
-	// read the messages would have to wait for WakeIn. Commit does not reset the flag; the next Claim does.
+	// Without Release, Owner and WakeAt do not change. With Release, Owner becomes "", and WakeAt becomes now + WakeIn, or
+	// now if the saga's woken flag is set. Without the woken flag, a signal that arrived after the owner had read the
+	// messages would have to wait for WakeIn. Commit does not reset the woken flag; the next Claim resets it.
 	//
 	// Commit should cost one round trip and at most one commit of the database. The commits of several sagas may share one
 	// commit of the database, but each of them has its own result.
@@ -179,75 +184,78 @@ type Store interface {
 	// owner's next commit would fail.
 	//
 	// First, if Cancel is set, Post requests that the saga turn back. If Status is Running and CancelRequested is false,
-	// it sets CancelRequested, sets CancelNote to Payload and UpdatedAt to now, and wakes the saga. Otherwise it changes
-	// nothing and returns no error. The owner learns of the request from the result of its next Commit or Heartbeat.
+	// Post sets CancelRequested, sets CancelNote to Payload and UpdatedAt to now, and wakes the saga. For any other saga,
+	// a Post with Cancel changes nothing and returns no error. The owner learns of the request to turn back from the
+	// result of its next Commit or Heartbeat.
 	//
-	// Second, if Cancel is not set and there is a Name, Post adds a message. If the saga already has a message with this
-	// name, Post does not add another, and the payload does not change. Before Post adds a message, it calls Admit with
-	// the record, unless Admit is nil. If Admit returns an error, Post adds no message, and returns the record and that
-	// error itself, not wrapped. The call to Admit and the addition are one atomic step: no Commit of the saga comes
-	// between them. If Status is Running, Post wakes the saga, even if the saga already had the message. If Admit returns
-	// an error, Post need not wake the saga.
+	// Second, with a Name and without Cancel, Post adds a message. If the saga already has a message with this name, Post
+	// does not add another, and the payload does not change. Before Post adds a message, it calls Admit with the record,
+	// unless Admit is nil. If Admit returns an error, Post adds no message, and returns the record and Admit's error, not
+	// wrapped. The call to Admit and the addition are one atomic step: no Commit of the saga comes between them. Post
+	// wakes a Running saga even if the saga already had the message. If Admit returns an error, Post need not wake the
+	// saga.
 	//
-	// Third, if Cancel is not set and Name is "", Post wakes the saga if Status is Running or Compensating. Post may then
-	// return the zero Record. If the saga does not exist, the error is nil.
+	// Third, without a Name and without Cancel, Post wakes a saga that is Running or Compensating. For this third request,
+	// Post may return the zero Record, and returns no error if the saga does not exist.
 	//
-	// To wake a saga means to set its woken flag, which Commit and Claim use. If Owner is "" and WakeAt is after now,
-	// WakeAt is also set to now.
+	// To wake a saga means to set its woken flag, which Commit and Claim use. When Post wakes a saga whose Owner is "" and
+	// whose WakeAt is after now, Post also sets WakeAt to now.
 	Post(ctx context.Context, req PostRequest) (Record, error)
 
 	// Messages returns the messages of a saga by ascending name, in byte order. If the saga does not exist, Messages
-	// returns none and no error.
+	// returns no messages and no error.
 	Messages(ctx context.Context, id string) ([]Message, error)
 
 	// Load returns the record of a saga. If the saga does not exist, the error is ErrNotFound. Programs pass IDs from
-	// their clients, so an ID may be invalid in this store, for example because it is not UTF-8. Load then also returns
-	// ErrNotFound instead of the database's error. All other methods except Start also treat an invalid ID as the ID of a
-	// saga that does not exist, and likewise an invalid Step in a ChildrenRequest.
+	// their clients, so an ID may be invalid in this store, for example because it is not UTF-8. For an invalid ID, Load
+	// also returns ErrNotFound instead of the database's error. All other methods except Start also treat an invalid ID as
+	// the ID of a saga that does not exist. Children treats an invalid Step like an invalid ID.
 	Load(ctx context.Context, id string) (Record, error)
 
 	// List returns a page of the sagas that the filter selects, by descending CreatedAt. Sagas with the same CreatedAt
-	// have a fixed order. next is the value of Filter.After for the following page, or "" if this is the last page. No
-	// saga occurs on two pages. If no saga matches, List returns no records and no error. If After is not a next that List
-	// has returned, List may return an error.
+	// have a fixed order. next is the value of Filter.After for the following page, or "" after the last page. No saga
+	// occurs on two pages. If no saga matches, List returns no records and no error. If Filter.After is not a value that
+	// List has returned as next, List may return an error.
 	List(ctx context.Context, f Filter) (recs []Record, next string, err error)
 
-	// Counts counts the sagas that have not ended, by definition. The cost should not depend on the number of sagas that
-	// have ended. For each number, Counts should read at most CountLimit sagas.
+	// Counts counts the sagas that have not ended, by definition. The cost of Counts should not depend on the number of
+	// sagas that have ended. For each number, Counts should read at most CountLimit sagas.
 	Counts(ctx context.Context) (Counts, error)
 
-	// History returns the entries of a saga's log whose Seq is greater than after, by ascending Seq: at most limit
-	// entries, or all of them if limit is zero or less. If the saga does not exist, History returns no entries and no
-	// error.
+	// History returns the entries of a saga's log whose Seq is greater than the parameter after, by ascending Seq. History
+	// returns at most limit entries, or all entries if limit is zero or less. If the saga does not exist, History returns
+	// no entries and no error.
 	History(ctx context.Context, id string, after int64, limit int) ([]Entry, error)
 
-	// Children returns the sagas whose Parent and ParentStep equal the request's, in any order. The cost should depend
-	// only on the number of returned sagas, because a parent may have thousands of other children that have ended.
+	// Children returns the sagas whose Parent and ParentStep equal the request's, in any order. The cost of Children
+	// should depend only on the number of returned sagas, because a parent may have thousands of other children that have
+	// ended.
 	Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error)
 
-	// DeleteEnded deletes sagas with their logs and messages, and returns the number of deleted sagas. Their IDs can then
-	// be used again. If status is not final, or limit is zero, it deletes nothing. If age or limit is negative, it returns
-	// an error.
+	// DeleteEnded deletes sagas with their logs and messages, and returns the number of deleted sagas. The IDs of deleted
+	// sagas can be used again. If status is not final, or limit is zero, DeleteEnded deletes nothing. If age or limit is
+	// negative, DeleteEnded returns an error.
 	//
-	// DeleteEnded selects up to limit sagas that have no Parent, have this status, and ended at least age ago, the oldest
-	// first. The WakeAt of such a saga is the time when it ended, because a runner then releases it with a WakeIn of zero.
-	// DeleteEnded skips sagas whose rows another transaction has locked.
+	// DeleteEnded selects up to limit sagas that have no Parent, have the given status, and ended at least age ago. The
+	// sagas that ended first are selected first. The WakeAt of an ended saga is the time when it ended, because the runner
+	// released it with a WakeIn of zero. DeleteEnded skips sagas whose rows another transaction has locked.
 	//
 	// Descendants are deleted before their parents. DeleteEnded selects up to limit children of the selected sagas, then
-	// up to limit children of those children, and so on. It selects only children that have ended, with any final status
-	// and at any time. It deletes the youngest generation first. After each generation, it stops if it has deleted limit
-	// sagas or more. So the result may be greater than limit, but is less than 2 * limit. If the result is limit or more,
-	// another call may delete more sagas. When a saga is deleted, the Parent and ParentStep of its remaining children
-	// become "".
+	// up to limit children of those children, and so on. DeleteEnded selects only children that have ended, with any final
+	// status and at any time. DeleteEnded deletes the youngest generation first. After each generation, DeleteEnded stops
+	// if it has deleted limit sagas or more. The result may therefore be greater than limit, but is less than 2 * limit.
+	// If the result is limit or more, another call may delete more sagas. When a saga is deleted, the Parent and
+	// ParentStep of its remaining children become "".
 	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
 }
 
 var (
-	// ErrNotFound is the error of Load, Post and PostTx if no saga has the ID. It is the same error as saga.ErrNotFound.
+	// ErrNotFound is the error of Load, Post and PostTx if no saga has the ID. ErrNotFound is the same error as
+	// saga.ErrNotFound.
 	ErrNotFound = errors.New("saga: not found")
 	// ErrFenced is the error of Commit and CommitTx if the record's Epoch or Seq differs from the request's, or if the
-	// saga does not exist. The reason is that another owner has claimed the saga, or another write came first. The request
-	// was not written, and will not be written later.
+	// saga does not exist. ErrFenced means that another owner has claimed the saga, or that another write came first. A
+	// request that fails with ErrFenced was not written, and will not be written later.
 	ErrFenced = errors.New("saga: fenced: another owner has the saga")
 	// ErrNotMigrated is the error of Check if the store's tables are missing or have another version.
 	ErrNotMigrated = errors.New("saga: the store is not migrated")
@@ -258,9 +266,9 @@ var (
 //	var _ sagastore.Checker = (*Store)(nil)
 type Checker interface {
 	// Check returns nil if the store is ready. If the store was not set up for this version of the program, Check returns
-	// an error that matches [ErrNotMigrated], and Runner.Run returns that error. Any other error means that the state of
-	// the store is unknown; Run reports the error and continues. Check changes nothing. Run calls it once, with a timeout
-	// of a third of RunnerConfig.LeaseTTL.
+	// an error that matches [ErrNotMigrated], and Runner.Run returns that error. If Check returns an error that does not
+	// match ErrNotMigrated, the state of the store is unknown; Run reports the error and continues. Check changes nothing.
+	// Run calls Check once, with a timeout of a third of RunnerConfig.LeaseTTL.
 	Check(ctx context.Context) error
 }
 
@@ -268,14 +276,14 @@ type Checker interface {
 //
 //	var _ sagastore.Notifier = (*Store)(nil)
 //
-// A notification may be lost or unnecessary. If it is lost, a saga waits for up to one RunnerConfig.Poll. A store
-// should notify runners of each write that makes a saga due immediately: Start and StartTx without an Owner, Commit and
-// CommitTx with Release, and Post and PostTx for a saga without an owner.
+// A notification may be lost or unnecessary. If a notification is lost, a saga waits for up to one RunnerConfig.Poll. A
+// store should notify runners of each write that makes a saga due immediately: Start and StartTx without an Owner,
+// Commit and CommitTx with Release, and Post and PostTx for a saga without an owner.
 type Notifier interface {
-	// Listen calls notify when sagas may have become due because of a write of this or any other process. It calls notify
-	// from one goroutine, and notify does not block. Listen also calls notify once when it has connected, because sagas
-	// may have become due before. Listen returns when ctx is done. It returns an error when it may miss notifications, and
-	// the runner then calls it again after RunnerConfig.Poll.
+	// Listen calls notify when sagas may have become due because of a write of this or any other process. Listen calls
+	// notify from one goroutine, and notify does not block. Listen also calls notify once when it has connected, because
+	// sagas may have become due before the connection. Listen returns when ctx is done. Listen returns an error when it
+	// may miss notifications; the runner calls Listen again after RunnerConfig.Poll.
 	Listen(ctx context.Context, notify func()) error
 }
 
@@ -284,8 +292,8 @@ type Notifier interface {
 //	var _ sagastore.TxStore = (*Store)(nil)
 //
 // With a TxStore, a program can start or signal a saga, or record a step, in the same transaction in which it writes
-// its own rows. Handle.StartTx, Handle.SignalTx, and steps with DoTx or UndoTx need a TxStore. The methods with a
-// parameter tx neither commit it nor roll it back. Their effects are visible to other transactions, and survive a
+// its own rows. Handle.StartTx, Handle.SignalTx, and steps with DoTx or UndoTx need a TxStore. A method with a
+// parameter tx neither commits tx nor rolls it back. Writes in tx are visible to other transactions, and survive a
 // crash, after the caller has committed tx.
 type TxStore interface {
 	Store
@@ -297,22 +305,24 @@ type TxStore interface {
 	Begin(ctx context.Context) (*sql.Tx, error)
 
 	// Exclusive reports whether a transaction from Begin excludes all other writers, including heartbeats, as on SQLite.
-	// If so, a runner ends such a transaction after a third of RunnerConfig.LeaseTTL. Exclusive always returns the same
-	// value.
+	// If Exclusive returns true, a runner ends a transaction from Begin after a third of RunnerConfig.LeaseTTL. Exclusive
+	// always returns the same value.
 	Exclusive() bool
 
 	// StartTx is like Start, but inside tx. Any part of the program may have started tx in the store's database. If the ID
-	// exists, tx must remain usable; for example, an INSERT must not fail on PostgreSQL, because that would abort tx.
+	// exists, tx must remain usable; for example, an INSERT must not fail on PostgreSQL, because a failed statement aborts
+	// tx.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
 
-	// PostTx is like Post, but inside tx. It sees the earlier writes of tx, such as a StartTx. After ErrNotFound or an
+	// PostTx is like Post, but inside tx. PostTx sees the earlier writes of tx, such as a StartTx. After ErrNotFound or an
 	// error of Admit, tx must remain usable. Until tx ends, PostTx may prevent the saga's owner from committing.
 	PostTx(ctx context.Context, tx *sql.Tx, req PostRequest) (Record, error)
 
-	// CommitTx is like Commit, but inside tx, and is the last statement of tx. It must fail if another owner has claimed
-	// the saga after tx started, even if the snapshot of tx is older than that claim. Otherwise a slow owner could commit
-	// its rows after another owner has done the step. The error is ErrFenced, or the database's serialization failure
-	// under snapshot isolation. On PostgreSQL, READ COMMITTED suffices. If CommitTx or the commit of tx fails, the runner
-	// loads the record as it does after a failed Commit.
+	// CommitTx is like Commit, but inside tx, and is the last statement of tx. CommitTx must fail if another owner has
+	// claimed the saga after tx started, even with a snapshot of tx that is older than the claim. If CommitTx succeeded
+	// despite the claim, a slow owner could commit its rows after another owner has done the step. The error of CommitTx
+	// after another owner's claim is ErrFenced or, under snapshot isolation, the database's serialization failure. On
+	// PostgreSQL, the isolation level READ COMMITTED suffices. If CommitTx or the commit of tx fails, the runner loads the
+	// record as it does after a failed Commit.
 	CommitTx(ctx context.Context, tx *sql.Tx, req CommitRequest) (Receipt, error)
 }
