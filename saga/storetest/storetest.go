@@ -5,23 +5,23 @@
 //	}
 //
 // [RunTx] has more tests for stores in a database. The tests call each method and compare the records, logs and
-// messages that the store returns. They run in real time, with the store's own clock. Leases last for an hour or for a
-// nanosecond, and pauses between calls are 3 milliseconds. A failed test reports the first difference.
+// messages that the store returns. The tests run in real time, with the store's own clock. Leases last for an hour or
+// for a nanosecond, and pauses between calls are 3 milliseconds. A failed test reports the first difference.
 //
 // # Limits
 //
-// These tests do not cover the following, which needs other tests:
+// The package does not test the following properties of a store, which need other tests:
 //
 //   - whether writes survive a crash, and the results of writes whose response was lost
 //   - several processes, and processes whose clocks differ
 //   - rows that another transaction has locked: Claim and DeleteEnded skip them, and Heartbeat returns Locked
-//   - a Heartbeat for a lease that has ended but was not claimed, or concurrent with a Claim
+//   - a Heartbeat for a lease that has ended but was not claimed, or a Heartbeat that is concurrent with a Claim
 //   - a Commit that is concurrent with Claim, DeleteEnded or the Admit of a Post
-//   - the limit of the numbers that Counts returns, and its order of several definitions
+//   - the limit of the numbers that Counts returns, and the order of several definitions in Counts
 //   - texts and payloads of the maximum length
 //   - the pages of List while sagas start or are deleted
-//   - the optional interfaces Checker and Notifier, and TxStore's Exclusive and the ctx of Begin
-//   - the duration of calls if there are many sagas
+//   - the optional interfaces Checker and Notifier, TxStore's method Exclusive, and the ctx of TxStore's method Begin
+//   - the duration of calls of a store with many sagas
 //
 // # Stability
 //
@@ -50,8 +50,8 @@ const (
 )
 
 // Run runs the tests, each as a subtest of t with a store from newStore. The store must have no sagas and be ready for
-// use. newStore is called once for each subtest. Its t is the subtest's, so newStore can register a cleanup. A test
-// makes up to 32 concurrent calls.
+// use. Run calls newStore once for each subtest, with the subtest's t, so newStore can register a cleanup. A test makes
+// up to 32 concurrent calls.
 //
 // [RunTx] tests the transactions of a [store.TxStore].
 func Run(t *testing.T, newStore func(t *testing.T) store.Store) {

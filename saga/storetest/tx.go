@@ -17,9 +17,9 @@ type Tx struct {
 	OneWriter bool          // whether a transaction that writes blocks all other writers, as in SQLite
 }
 
-// RunTx runs the tests for transactions, each as a subtest of t with a store from newStore. newStore is called once for
-// each subtest. Its t is the subtest's, so newStore can register a cleanup. A [store.TxStore] must pass both RunTx and
-// [Run].
+// RunTx runs the tests for transactions, each as a subtest of t with a store from newStore. RunTx calls newStore once
+// for each subtest, with the subtest's t, so newStore can register a cleanup. A [store.TxStore] must pass both RunTx
+// and [Run].
 func RunTx(t *testing.T, newStore func(t *testing.T) Tx) {
 	t.Helper()
 	for _, c := range []struct {
