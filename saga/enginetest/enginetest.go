@@ -1,6 +1,6 @@
-// Package enginetest provides the tests that every [saga.Engine] must pass. They test that sagas complete, turn back,
-// wait, are canceled, get stuck, and obey an operator in the same way as with a [saga.Runner]. They also test that no
-// saga is lost if the process dies.
+// Package enginetest provides the tests that every [saga.Engine] must pass. The tests check that sagas complete, turn
+// back, wait, are canceled, get stuck, and obey an operator in the same way as with a [saga.Runner]. The tests also
+// check that no saga is lost if the process dies.
 //
 //	func TestEngine(t *testing.T) {
 //		enginetest.Run(t, func(t *testing.T) enginetest.Environment {
@@ -9,14 +9,14 @@
 //		})
 //	}
 //
-// The tests run in real time. They poll a saga every few milliseconds until it has the expected state. A test fails if
-// this takes longer than a minute, or than a quarter of the time that remains of go test's -timeout, so a slow engine
-// can also pass. In the tests' sagas, the pauses between attempts are 1 millisecond, and the waits of steps are 20
-// milliseconds.
+// The tests run in real time. A test polls a saga every few milliseconds until the saga has the expected state. If a
+// saga does not reach the expected state within a minute, or within a quarter of the time that remains of go test's
+// -timeout, the test fails. A slow engine can therefore also pass. In the tests' sagas, the pauses between attempts are
+// 1 millisecond, and the waits of steps are 20 milliseconds.
 //
 // # Limits
 //
-// These tests do not cover the following, which needs other tests:
+// The package does not test the following properties of an engine, which need other tests:
 //
 //   - DoTx, UndoTx and the methods of a [saga.TxEngine]
 //   - children
@@ -47,16 +47,16 @@ const (
 
 // An Environment is an engine under test. The engine has no sagas and no definitions.
 type Environment struct {
-	// Engine is the engine. Several goroutines use it concurrently. It must also work after Restart, with the definitions
-	// that were registered before.
+	// Engine is the engine. Several goroutines use it concurrently. The engine must also work after Restart, with the
+	// definitions that were registered before.
 	Engine saga.Engine
-	// Restart stops the process that runs sagas, at any time, and starts another one. It may return before the attempts in
-	// progress have returned. If it is nil, the tests that need it are skipped.
+	// Restart stops the process that runs sagas, at any time, and starts another one. Restart may return before the
+	// attempts in progress have returned. If Restart is nil, the tests that need Restart are skipped.
 	Restart func()
 }
 
-// Run runs the tests, each as a subtest of t with a new environment. newEnvironment is called with the subtest's t, so
-// it can register a cleanup.
+// Run runs the tests, each as a subtest of t with a new environment. Run calls newEnvironment with the subtest's t, so
+// newEnvironment can register a cleanup.
 //
 // If the engine's List returns an error that matches [errors.ErrUnsupported], the tests of List are skipped.
 func Run(t *testing.T, newEnvironment func(t *testing.T) Environment) {
