@@ -4,8 +4,8 @@
 //		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
 //	}
 //
-// In production, it rarely happens that a reply is lost, or that a request arrives twice or after its Undo. [Check]
-// causes each of these failures in each step.
+// In production, replies are rarely lost, and requests rarely arrive twice or after their Undo. [Check] causes lost
+// replies, repeated requests and late requests in the steps of a saga.
 package sagatest
 
 import (
@@ -28,25 +28,26 @@ type Case[S any] struct {
 	InEffect []string // the steps that must be in effect, including steps with DoTx; none if the saga was compensated
 }
 
-// Check runs the saga in memory: once without a failure, and once for each of the failures below in each step. It skips
-// steps without Do, read-only steps, steps with UndoTx, and the steps after the pivot (the point of no return).
+// Check runs the saga in memory: once without a failure, and once for each of the failures below in each step. Check
+// causes no failures in steps without Do, read-only steps, steps with UndoTx, and the steps after the pivot (the point
+// of no return).
 //
-//   - Do is declined and has no effect.
+//   - The participant declines Do, which has no effect.
 //   - Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the reply
 //     arrives.
-//   - Do has no effect, and its reply is lost. Undo is then called although Do has had no effect. After that, the Do
-//     arrives late and must be declined. A step without Undo is skipped.
+//   - Do has no effect, and its reply is lost. Undo is called although Do has had no effect. After the Undo, the Do
+//     arrives late and must be declined. Check does not cause this failure in a step without Undo.
 //   - A policy of this module refuses the first call to Do.
 //
 // Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
 // fails, if the saga ends in another status than expected, or if encoding and decoding change the state.
 //
-// The functions verify are called after each run. They compare the state of the participants with the Case. Each run
-// may have new participants, or all runs may share them.
+// Check calls the functions in verify after each run, to compare the state of the participants with the Case. Each run
+// may have new participants, or all runs may share the same participants.
 //
 // Check ignores Attempts, Backoff, Delay and Await, and SignalFrom returns no signal. Test a Do that needs a signal's
-// payload separately, and leave its step out of the saga that Check runs. Check does not call DoTx, UndoTx and
-// children. Check the definitions of children separately.
+// payload separately, and leave its step out of the saga that Check runs. Check calls no DoTx and no UndoTx, and starts
+// no children. Call Check separately for the definition of each child.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
