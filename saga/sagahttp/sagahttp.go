@@ -1,5 +1,5 @@
-// Package sagahttp sends the commands of a saga's steps over HTTP with [Send]. In the participant that receives the
-// commands, a [Handler] applies each command once. See [saga.Apply] for participants without HTTP.
+// Package sagahttp sends the commands of a saga's steps over HTTP with [Send]. A [Handler] in the participant that
+// receives the commands applies each command once. See [saga.Apply] for participants without HTTP.
 package sagahttp
 
 import (
@@ -35,10 +35,10 @@ import (
 //
 // Send sets the header field Idempotency-Key to the command ID, unless req already has this field. If the server
 // applies each key once, as a [Handler] does, a repeated request has no further effect. The saga's ID must not contain
-// control characters or start with a space, because a header field cannot.
+// control characters or start with a space, because the header field contains the ID.
 //
-// If a policy in client refuses the request, Send returns the refusal. If a policy refuses only a redirect, the first
-// request was sent, and Send returns a [saga.MaybeApplied].
+// If a policy in client refuses the request, Send returns the refusal. If a policy refuses a redirect after the first
+// request was sent, Send returns a [saga.MaybeApplied].
 //
 // If the status is 2xx, Send calls read and returns read's error unchanged. If read is nil, the body is not read. Send
 // closes the body.
@@ -80,20 +80,22 @@ const (
 // returns:
 //
 //   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
-//     redirects for other reasons, such as to a login page, set the client's CheckRedirect.
-//   - For status 404 and 410, the result of an Undo is nil. Result finds the command, and so whether it is an Undo, in
-//     the ctx of the response's Request.
-//   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step is retried after the time in the response's
-//     Retry-After. The step may have taken effect. Status 409 means that another request with the same Idempotency-Key
-//     is in progress.
-//   - For any other 4xx, and for 501 and 505, if the response has the header field "Saga-Command: declined", the result
-//     is a [saga.Declined]: the server declines every attempt of this command, and has recorded that.
+//     may redirect a request that it has not processed, for example to a login page, set the client's CheckRedirect.
+//   - For status 404 and 410, the result of an Undo is nil. Result reads the command from the ctx of the response's
+//     Request to find out whether the command is an Undo.
+//   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step may have taken effect, and is retried after
+//     the time in the response's Retry-After. Status 409 means that another request with the same Idempotency-Key is in
+//     progress.
+//   - For any other 4xx, and for 501 and 505, the result is a [saga.Declined] if the response has the header field
+//     "Saga-Command: declined". A server that sends this header field has recorded that it declines every attempt of
+//     the command.
 //   - For any other status, the result is a [saga.Permanent]: the step may have taken effect, and is not retried.
-//   - If err is not nil, it is returned unchanged. It may be the refusal of a policy. If it is an answer (see
-//     [saga.Permanent]), the step is not retried. After any other error, the step may have taken effect.
+//   - If err is not nil, Result returns err unchanged. The error err may be a policy's refusal. If err is an answer
+//     (see [saga.Permanent]), the step is not retried. After an err that is neither a refusal nor an answer, the step
+//     may have taken effect.
 //
-// The error for a status matches a [*resiliencehttp.StatusError] by [errors.As]. If the server uses a status
-// differently, check it before you call Result. For example, if a bank always repeats its 402 for the same
+// The error for a status matches a [*resiliencehttp.StatusError] by [errors.As]. If the server gives a status another
+// meaning, check the status before you call Result. For example, if a bank always repeats its 402 for the same
 // Idempotency-Key, return a saga.Declined for 402.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
@@ -129,30 +131,32 @@ func Result(resp *http.Response, err error) error {
 	return saga.Permanent(e)
 }
 
-// A Handler is the participant's side of [Send]. It applies the command of each request once.
+// A Handler is the participant's side of [Send]. A Handler applies the command of each request once.
 type Handler struct {
 	// DB is the participant's database, which has a [saga.BarrierTable].
 	DB *sql.DB
-	// Apply makes the changes of a command in tx. If tx was not committed, Apply is called again. It must not be nil.
+	// Apply makes the changes of a command in tx. If tx was not committed, Apply is called again for the same command.
+	// Apply must not be nil.
 	Apply func(tx *sql.Tx, r *http.Request) error
 	// Reply answers the request for a command that was applied, either now or earlier. [saga.CommandFrom] returns the
-	// command from the request's ctx. By its ID, Reply finds the result, such as a booking number. Nil means status 204.
+	// command from the request's ctx. By the command's ID, Reply can find the result, such as a booking number. A nil
+	// Reply answers with status 204.
 	Reply http.HandlerFunc
 }
 
-// ServeHTTP applies the command whose ID is in the header field Idempotency-Key, as [saga.Apply] does. It reports
-// errors in the form that [Result] expects. The status is:
+// ServeHTTP applies the command whose ID is in the header field Idempotency-Key, as [saga.Apply] does. ServeHTTP
+// reports errors in the form that [Result] expects. The status of an error is:
 //
 //   - 400 if the header field is missing or is not a command ID, or if the request's body ends early;
 //   - 410 and "Saga-Command: declined" if the Do arrives after its Undo;
 //   - 413 if the body exceeds the limit of an [http.MaxBytesReader];
 //   - 422, with the text of the error, if Apply returns an answer, such as a [saga.Permanent] or a resilience.Answer.
-//     If the error is a [saga.Declined], now or in an earlier request with the same command, "Saga-Command: declined"
-//     is set;
+//     If Apply returns a [saga.Declined], or has returned one for an earlier request with the same command, the
+//     response has "Saga-Command: declined";
 //   - 422 if an earlier request with the same command had another body. The bodies are compared by a fingerprint, which
 //     is stored in the [saga.BarrierTable]. If a body is larger than 1 MiB, the fingerprint covers only its first 1 MiB
-//     and the Content-Length. The boundary of a multipart body is ignored, and so is the Content-Length if a boundary
-//     of another length has changed it;
+//     and the Content-Length. The fingerprint ignores the boundary of a multipart body. The fingerprint also ignores a
+//     Content-Length that differs because of the boundary's length;
 //   - 503, with the Retry-After of the error, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer whose Retryable method returns true, or if the
 //     transaction fails.
