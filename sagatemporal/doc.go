@@ -15,18 +15,18 @@
 //	t, err := trips.Result(ctx, "trip-1")
 //
 // A process that only starts, signals or reads sagas passes nil as the worker. The Temporal server needs no
-// preparation, and no other database is needed.
+// preparation, and the program needs no other database.
 //
 // # How a saga runs
 //
-// Each saga is a workflow. The workflow's type is "saga/" and the definition's Name, and the workflow's id is the
-// saga's id.
+// Each saga is a workflow. The workflow's type is "saga/" followed by the definition's Name, and the workflow's id is
+// the saga's id.
 //
 // After each result of an attempt, the workflow decides how the saga continues. Each decision is the result of a local
-// activity. Temporal records it in the workflow's history, together with the saga's log.
+// activity. Temporal records each decision in the workflow's history, together with the saga's log.
 //
-// Each attempt of a step is an activity. Temporal does not retry it. Instead, the saga decides whether to make another
-// attempt, when to make it, or whether to turn back, which means that it stops going forward and compensates.
+// Each attempt of a step is an activity. Temporal does not retry the activity. The saga itself decides whether and when
+// to make another attempt. The saga may also turn back, which means that it stops going forward and compensates.
 //
 // After 64 decisions, or earlier if the server suggests it, the workflow continues as new, with the saga as its
 // argument.
@@ -37,9 +37,10 @@
 //
 // # Differences from a Runner
 //
-// The table compares a [saga.Runner] with this package. Its measurements are for a saga of three steps. They were made
-// with Temporal server 1.32.0 and SQLite in memory, on two cores that were busy with other work. For comparison, the
-// plain workflow executes three activities without a saga. Measure again for a production server.
+// The table compares a [saga.Runner] with this package. The measurements in the table are for a saga of three steps.
+// The measurements used Temporal server 1.32.0 with SQLite in memory, on two cores that were busy with other work. For
+// comparison, a plain workflow executes three activities without a saga. A production server needs its own
+// measurements.
 //
 //	                     Runner                        Temporal
 //	requirements         a SQL database                a Temporal server
@@ -66,22 +67,23 @@
 //	size of the history  a row and its log             27 events, 10 KB (plain workflow: 23 events, 2 KB)
 //	1,000 steps          -                             52s, in 16 workflow runs
 //
-// The sagas in saga/testdata/stories.txt are tests of both: unless they need a second runner, a parent saga or a
-// controlled clock, they run on a Runner and on Temporal with the same calls, statuses and results.
+// The tests in saga/testdata/stories.txt run sagas on a Runner and on Temporal, with the same calls, statuses and
+// results. Sagas that need a second runner, a parent saga or a controlled clock run only on a Runner.
 //
 // # The command id
 //
 // If a worker loses its connection, another worker repeats the attempt while the first attempt may still run. On a
 // Runner, a participant can reject the older attempt by its lower [saga.Command.Epoch]. On Temporal, Epoch is always 0.
-// A participant can only recognize a repeated command by its [saga.Command.ID], as [saga.Apply] and the packages
+// A participant can recognize a repeated command only by its [saga.Command.ID], as [saga.Apply] and the packages
 // sagahttp and sagagrpc do.
 //
 // # Deployments
 //
-// Register all versions of all definitions that have sagas with all workers of a task queue. A worker that does not
-// know the version of a saga fails the workflow task. The saga is not lost, because the server gives the task to a
-// worker again, after up to 10 minutes. If such a worker gets an attempt of a step, the attempt is repeated after a
-// second. An Operation with a Version needs a worker that knows both the old and the new version.
+// With each worker of a task queue, register all versions of all definitions that have sagas. A worker that does not
+// know the version of a saga fails the workflow task. A failed task does not lose the saga: the server gives the task
+// to a worker again after up to 10 minutes. If a worker that does not know the version gets an attempt of a step, the
+// attempt is repeated after a second. An Operation with a Version needs a worker that knows both the old and the new
+// version.
 //
 // A request to cancel the workflow has the effect of [saga.ActionCancel]. Do not terminate or reset the workflow of a
 // saga. After a termination, no step is undone. After a reset, steps are called again.
@@ -92,21 +94,22 @@
 //
 //	temporal operator search-attribute create --name SagaStatus --type Keyword
 //
-// Without this attribute, List returns an error that matches [errors.ErrUnsupported]. After you have created it,
-// restart the program. The attribute has the [saga.Status] of a saga. You can use it in your own visibility queries.
+// Without the attribute SagaStatus, List returns an error that matches [errors.ErrUnsupported]. Restart the program
+// after you have created the attribute. The value of SagaStatus is the [saga.Status] of a saga. You can use SagaStatus
+// in your own visibility queries.
 //
-// List returns the open sagas first and then the sagas that have ended. In each of the two groups, the latest saga is
-// first, because the server sorts workflows in this way. Filter.CreatedBefore is compared with the start of the
-// workflow's latest run, not with the start of the saga. List sends a separate request for each saga of a page, so a
-// page of 100 open sagas takes 100 queries.
+// List returns the open sagas first and then the sagas that have ended. The server sorts the open and the ended sagas
+// separately, the latest saga first. Filter.CreatedBefore is compared with the start of the workflow's latest run, not
+// with the start of the saga. List sends a separate request for each saga of a page, so a page of 100 open sagas takes
+// 100 queries.
 //
 // # Tests
 //
-// In tests, a TestWorkflowEnvironment of the SDK can run sagas in virtual time. Pass it to [New] as the
-// [worker.Registry], together with a client that calls the environment's ExecuteWorkflow to start a saga. See
-// examples/temporal in the repository.
+// In tests, a TestWorkflowEnvironment of the SDK can run sagas in virtual time. Pass the TestWorkflowEnvironment to
+// [New] as the [worker.Registry], together with a client that calls the environment's ExecuteWorkflow to start a saga.
+// See examples/temporal in the repository.
 //
 // # Stability
 //
-// The package is unstable until 1.0.0. Later versions can replay the histories of this version.
+// The package is unstable until 1.0.0. Later versions of the package can replay the workflow histories of this version.
 package sagatemporal

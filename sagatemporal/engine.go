@@ -39,9 +39,9 @@ const (
 	retries    = 3                      // the attempts of a request whose worker has stopped or whose run has ended
 )
 
-// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue. It runs the
-// sagas of the definitions that are registered with the engine. If w is nil, the engine only starts, signals and reads
-// sagas.
+// New returns an engine that starts its sagas on the task queue. w must be a worker of the same task queue. The worker
+// runs the sagas of the definitions that are registered with the engine. If w is nil, the engine only starts, signals
+// and reads sagas.
 //
 // Call [saga.Register] before the worker starts. New panics if c is nil, if the task queue is empty, or if another
 // engine was created with the same worker.
