@@ -1,5 +1,5 @@
-// Package resilienceetcd provides a [lease.Store] in etcd 3.4 or later, through go.etcd.io/etcd/client/v3. With it,
-// package lease elects a leader without a SQL database.
+// Package resilienceetcd provides a [lease.Store] in etcd 3.4 or later, through go.etcd.io/etcd/client/v3. With this
+// store, package lease elects a leader without a SQL database.
 //
 //	client, err := clientv3.New(clientv3.Config{
 //		Endpoints:            []string{"etcd-0:2379", "etcd-1:2379", "etcd-2:2379"},
@@ -21,24 +21,24 @@
 //
 // # Time
 //
-// In etcd, a TTL is a number of whole seconds. A Store rounds a TTL up; [Validate] returns an error for a TTL that
-// would be rounded. An etcd server raises a TTL that is less than its minimum of 1.5 election timeouts, which is 2
-// seconds by default.
+// In etcd, a TTL is a number of whole seconds. A Store rounds a TTL up to whole seconds. [Validate] returns an error
+// for a TTL that would be rounded. An etcd server raises a shorter TTL to its minimum of 1.5 election timeouts, which
+// is 2 seconds by default.
 //
-// etcd may end a lease later than after its TTL: up to half a second later, or, if the etcd cluster elects another
-// leader, up to a full TTL after that election. If a leader has died, no process leads until then. But two processes
-// never lead at the same time for this reason.
+// etcd may end a lease up to half a second after the TTL. If the etcd cluster elects another member as its leader, etcd
+// may end a lease up to a full TTL after this election. After the leading process has died, no process leads until etcd
+// ends the lease. A lease that ends late never makes two processes lead at the same time.
 //
 // # Cost
 //
-// A waiting candidate reads three keys and a TTL at each Poll of [lease.Config]. A leader does the same three times per
-// TTL, and also renews the etcd lease, which writes no keys. Only an election, a resignation and a run of Every write
-// keys.
+// A waiting candidate reads three keys and a TTL at each Poll of [lease.Config]. A leader reads the same keys and TTL
+// three times per TTL, and also renews the etcd lease, which writes no keys. Only an election, a resignation and a run
+// of Every write keys.
 //
 // # Failures
 //
 // If a member of the etcd cluster is killed, no term ends. If you restore a cluster from a snapshot, increase its
-// revision (etcdutl snapshot restore --bump-revision). Otherwise epochs are repeated.
+// revision (etcdutl snapshot restore --bump-revision), so that epochs are not repeated.
 package resilienceetcd
 
 import (
@@ -58,11 +58,12 @@ import (
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
 	// Prefix is the prefix of the keys. A lease has three keys: Prefix + "term/" + name, Prefix + "held/" + name and
-	// Prefix + "run/" + name. The client needs the permission to read and write them. Empty means "lease/".
+	// Prefix + "run/" + name. The client needs permission to read and write all three keys. An empty Prefix means
+	// "lease/".
 	Prefix string
 }
 
-// A Store is a [lease.Store] in etcd. It is safe for concurrent use, by any number of processes on one cluster.
+// A Store is a [lease.Store] in etcd. A Store is safe for concurrent use, by any number of processes on one cluster.
 type Store struct {
 	client *clientv3.Client
 	prefix string
@@ -81,8 +82,8 @@ func New(client *clientv3.Client, cfg Config) *Store {
 	return &Store{client, cfg.Prefix}
 }
 
-// Validate returns an error if cfg is invalid, or if cfg.TTL is not a number of whole seconds. A Store rounds such a
-// TTL up, so after a leader has died, no process leads for longer than cfg.TTL.
+// Validate returns an error if cfg is invalid, or if cfg.TTL is not a number of whole seconds. A Store rounds a TTL up
+// to whole seconds, which lengthens the time without a leader after a leader has died.
 func Validate(cfg lease.Config) error {
 	err := cfg.Validate()
 	if cfg.TTL%time.Second != 0 {
