@@ -1,5 +1,6 @@
-// Package resiliencek8s provides a [lease.Store] in Kubernetes 1.14 or later, through k8s.io/client-go. With it,
-// package lease elects a leader without a database. Each lease is an object of kind Lease (coordination.k8s.io/v1).
+// Package resiliencek8s provides a [lease.Store] in Kubernetes 1.14 or later, through k8s.io/client-go. With this
+// store, package lease elects a leader without a database. Each lease is an object of kind Lease
+// (coordination.k8s.io/v1).
 //
 //	cfg, err := rest.InClusterConfig()
 //	...
@@ -12,9 +13,9 @@
 //		...
 //	})
 //
-// The program's service account needs the three verbs below. You can restrict get and update to some leases with
-// resourceNames. If an administrator creates the Lease objects, with an empty spec, the program does not need the verb
-// create.
+// The program's service account needs the three verbs below. With resourceNames, you can restrict the verbs get and
+// update to some leases. If an administrator creates the Lease objects, with an empty spec, the program does not need
+// the verb create.
 //
 //	apiVersion: rbac.authorization.k8s.io/v1
 //	kind: Role
@@ -26,37 +27,39 @@
 //
 // # Objects
 //
-// The object of the lease "billing" is lease/billing. If a name is not a lower-case DNS subdomain, such as "Billing",
-// the object's name is "sha256-" and the hash of the name, and the annotation resiliencek8s/name has the original name.
+// The object of the lease "billing" is lease/billing. If a lease's name is not a lower-case DNS subdomain, as with
+// "Billing", the object's name is "sha256-" followed by the hash of the lease's name. The annotation resiliencek8s/name
+// of the object has the lease's name.
 //
 // The command kubectl get lease shows the holder. The object's spec has the holder, the TTL, the times of the election
-// and of the last renewal, and the number of elections. The times are from the leader's clock, and are only for
-// information.
+// and of the last renewal, and the number of elections. The times in the spec are from the leader's clock, and are only
+// for information.
 //
 // The epoch (a 64-bit number), the term's token and the last run of Every are annotations. To end a term manually,
 // delete the annotation resiliencek8s/token:
 //
 //	kubectl annotate lease billing resiliencek8s/token-
 //
-// The leader notices the end of its term at its next renewal, within a third of the TTL. Before that, another process
-// may already lead, with a greater epoch. If you delete the object, the term also ends, and the time of the last run is
-// lost.
+// The leader notices the end of its term at its next renewal, within a third of the TTL. Before the leader notices,
+// another process may already lead, with a greater epoch. Deleting the Lease object also ends the term, and loses the
+// time of the last run.
 //
-// A Store never deletes objects. So do not use arbitrary names, for example from requests.
+// A Store never deletes Lease objects, so do not use arbitrary names of leases, such as names from requests.
 //
 // # Time
 //
-// The API server does not report its time. Therefore, as in client-go's package leaderelection, each process observes
-// the lease: the lease has ended if the process has observed no write of it for the TTL. So a process that has just
-// started waits for a full TTL before it takes over the lease of a leader that has died. Until then, its
-// [lease.Candidate.Status] reports that the lease is held. A released lease is free immediately.
+// The API server does not report its time. Therefore each process observes the lease, as in client-go's package
+// leaderelection. For a process, a lease has ended if the process has observed no write of the lease for the TTL. A
+// process that has just started therefore waits for a full TTL before it takes over the lease of a leader that has
+// died. During this wait, the process's [lease.Candidate.Status] reports that the lease is held. A released lease is
+// free immediately.
 //
 // Create only one Store per process, because a Store remembers its observations. A TTL is rounded up to whole seconds.
 //
 // Kubernetes has no transactions, so [lease.Term.Fence] returns [lease.ErrNoFence]. If the leader's work updates a
 // Kubernetes object, store the epoch in that object instead. The leader reads the object, stops if the object has a
-// greater epoch, and updates the object with its own epoch and with the resourceVersion that it has read. The example
-// shows this.
+// greater epoch, and updates the object with its own epoch and with the resourceVersion that it has read. The package's
+// example updates an object in this way.
 //
 // # Cost
 //
@@ -67,23 +70,23 @@
 //
 // # Connections
 //
-// If the API server cannot be reached, the leader's term ends before its lease does, and no process leads.
+// If the API server cannot be reached, the leader's term ends before the lease ends, and no process leads.
 //
-// Use HTTP/1.1, as in the example above. HTTP/2 sends all requests on one connection. If that connection is half open,
-// client-go notices only after 45 seconds, which is longer than the default TTL, so the leader loses its term. With
-// HTTP/1.1, a request that times out closes its connection, and the next request uses another one. A Candidate gives
-// the first try of a renewal a timeout of an eighth of the TTL, and the next tries a quarter, so a try on a new
-// connection is still in time.
+// Use HTTP/1.1, as in the example above. HTTP/2 sends all requests on one connection. client-go notices a half-open
+// HTTP/2 connection only after 45 seconds, which is longer than the default TTL, so the leader loses its term. With
+// HTTP/1.1, a request that times out closes its connection, and the next request uses another one. The first try of a
+// renewal has a timeout of an eighth of the TTL, and each later try has a timeout of a quarter of the TTL. A try on a
+// new connection is therefore still in time.
 //
 // Create a separate client for the Store. By default, a client of client-go sends at most 5 requests per second, so
 // other requests of the program could delay renewals.
 //
 // # Errors
 //
-// Errors of the API server are wrapped. Use the functions of k8s.io/apimachinery/pkg/api/errors: IsForbidden reports
-// missing rights, and IsNotFound reports a namespace that does not exist. If another program, such as one with
-// client-go's leaderelection, uses the same Lease object, the Store does not change the object. Its error reports that
-// the object has a holder and no epoch.
+// A Store wraps the API server's errors. Use the functions of k8s.io/apimachinery/pkg/api/errors: IsForbidden reports
+// missing rights, and IsNotFound reports a namespace that does not exist. If another program uses the same Lease
+// object, for example with client-go's leaderelection, the Store does not change the object. The Store's error reports
+// that the object has a holder and no epoch.
 package resiliencek8s
 
 import (
@@ -106,7 +109,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 )
 
-// A Store is a [lease.Store] in the Lease objects of a namespace. It is safe for concurrent use.
+// A Store is a [lease.Store] in the Lease objects of a namespace. A Store is safe for concurrent use.
 type Store struct {
 	leases client.LeaseInterface
 
@@ -116,7 +119,7 @@ type Store struct {
 
 var _ lease.Store = (*Store)(nil)
 
-// New returns a Store. New sends no request. It panics if leases is nil.
+// New returns a Store. New sends no request. New panics if leases is nil.
 func New(leases client.LeaseInterface) *Store {
 	if leases == nil {
 		panic("resiliencek8s: the LeaseInterface is nil: must be set")
