@@ -1,5 +1,5 @@
-// Package examples contains example programs. Unless the list says otherwise, they need no network and no other
-// service. Run one of them with go run ./examples/<name>.
+// Package examples contains example programs. Unless the list below mentions it, a program needs no network and no
+// other service. Run a program with go run ./examples/<name>.
 //
 //	quickstart   the same load through a plain client and a client with policies
 //	httpserver   a server with limits per tenant, a bulkhead and a health endpoint
@@ -15,5 +15,5 @@
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
 //	temporal     a saga on Temporal: in the test environment of its SDK, or on a server
 //
-// Package adapter is not a program. It contains a policy and an adapter as templates for your own.
+// Package adapter is not a program. Package adapter contains a policy and an adapter as templates for your own code.
 package examples
