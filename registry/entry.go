@@ -14,9 +14,9 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. No function in its Description is nil. If the policy does not have a function,
-// the Entry has a function that does nothing. If the policy has no Update, the Entry's Update returns an error. If the
-// policy's Health panics, the Entry's Health returns a Health with the status Fail.
+// An Entry is a policy in a [Registry]. No function in an Entry's Description is nil. If the policy lacks a function,
+// the Entry has a function in its place that does nothing. If the policy has no Update, the Entry's Update returns an
+// error. If the policy's Health panics, the Entry's Health returns a Health with the status Fail.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as it was added
@@ -73,9 +73,9 @@ func recoverHealth(path string, health func(context.Context) policy.Health) func
 // String returns the path of the policy, which identifies it in settings, such as "breaker/users".
 func (e Entry) String() string { return e.Kind + "/" + e.Name }
 
-// Settings returns the configuration as a JSON object, or nil if the policy has no configuration. The object
-// has the fields that a settings file can hold, with defaults filled in. The constants Unlimited and None are
-// written as text, in the form that [Registry.Apply] accepts.
+// Settings returns the policy's configuration as a JSON object, or nil if the policy has no configuration.
+// The object has the fields that a settings file can hold, with defaults filled in. The constants Unlimited
+// and None are written as text, in the form that [Registry.Apply] accepts.
 func (e Entry) Settings() []byte {
 	if config, ok := e.config(); ok {
 		return encode(config)
@@ -99,7 +99,7 @@ func (e Entry) observe(f func(context.Context, policy.Event)) (stop func()) {
 	})
 }
 
-// A Member is a member of a group: one of the policies of a group policy, which has a policy for each key.
+// A Member is one of the policies of a group, which has a policy for each key.
 type Member struct {
 	Entry
 	Key   string // the text of the member's key in the group

@@ -37,9 +37,9 @@ func New() *Registry {
 	return &Registry{entries: map[string]Entry{}, stops: map[string]func(){}}
 }
 
-// Add adds policies. It rejects a nil policy, a policy without a kind or a name, a policy whose kind and name
-// are already registered, and a policy that cannot be compared by ==. The error reports every rejected
-// policy. The other policies are added.
+// Add adds policies. Add rejects a nil policy, a policy without a kind or a name, a policy whose kind and
+// name are already registered, and a policy that cannot be compared by ==. The error reports every rejected
+// policy. Add adds all policies that it does not reject.
 func (r *Registry) Add(policies ...policy.Describer) error {
 	var errs []error
 	for _, p := range policies {
@@ -119,7 +119,8 @@ func (r *Registry) All() iter.Seq[Entry] {
 	}))
 }
 
-// Get returns the policy with the given kind and name. If no such policy is registered, Get returns false.
+// Get returns the policy with the given kind and name. If no policy has that kind and name, Get returns
+// false.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -127,10 +128,10 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy until stop is called. This includes the events of policies that are
+// Observe calls f with each event of each policy until stop is called. Observe includes the events of policies that are
 // added later. f runs on the goroutine that causes the event, while no lock is held. f may run on several goroutines at
-// the same time. f must not block. f must not call Apply, Preview or Reload, because the event may happen within these
-// methods, which would then deadlock.
+// the same time. f must not block. f must not call Apply, Preview or Reload, because an event may happen within one of
+// these methods, which would then deadlock.
 func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
@@ -152,9 +153,9 @@ func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) 
 	})
 }
 
-// Health returns the health of each policy. The key is the policy's path, "kind/name". The order is the order of
-// [Registry.All]. Each iteration queries all policies again, concurrently. resiliencehttp.Health(reg) is an HTTP
-// handler that serves the health.
+// Health returns the health of each policy. The key of a policy's health is the policy's path, "kind/name". The
+// policies have the order of [Registry.All]. Each iteration queries the health of all policies again, concurrently.
+// resiliencehttp.Health(reg) is an HTTP handler that serves the health.
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] {
 	return func(yield func(string, policy.Health) bool) {
 		all := slices.Collect(r.All())
@@ -172,9 +173,9 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] 
 	}
 }
 
-// String returns all metrics as a JSON object. For each "kind/name", it contains an object with the value of
-// each metric by name. Values that JSON cannot represent are written as 0. With this method, a Registry is an
-// expvar.Var.
+// String returns all metrics as a JSON object. The key of a policy is its path, "kind/name", and the value is
+// an object that maps each metric's name to its value. Values that JSON cannot represent are written as 0.
+// Because a Registry has the method String, it is an expvar.Var.
 func (r *Registry) String() string {
 	all := map[string]map[string]float64{}
 	for e := range r.All() {

@@ -26,7 +26,7 @@ func (r Report) String() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// LogValue implements [slog.LogValuer]. It returns a group with an attribute for each change.
+// LogValue implements [slog.LogValuer]. LogValue returns a group with an attribute for each change.
 func (r Report) LogValue() slog.Value {
 	attrs := make([]slog.Attr, len(r))
 	for i, c := range r {

@@ -13,7 +13,7 @@ import (
 )
 
 // Settings returns the settings of all policies that can be updated. The result is a JSON object that [Registry.Apply]
-// accepts. It has all fields that a settings file can hold, with defaults filled in.
+// accepts. The result has all fields that a settings file can hold, with defaults filled in.
 func (r *Registry) Settings() []byte {
 	var all []string
 	for e := range r.All() {
@@ -49,19 +49,19 @@ func (r *Registry) Reload(path string) (Report, error) {
 //
 //   - A duration is a text such as "1.5s". A time zone is a text such as "Asia/Tokyo".
 //   - The constants Unlimited and None are the texts "unlimited" and "none".
-//   - A field that is not in data keeps its value. Null or zero restores the default of a field.
+//   - A field that is not in data keeps its value. The value null or zero restores the default of a field.
 //   - A list is replaced as a whole.
-//   - A key whose policy is not registered is an error. But if the key starts with a question mark, as in
-//     "?breaker/users", it is then ignored.
+//   - A key whose policy is not registered is an error, or is ignored if the key starts with a question mark,
+//     as in "?breaker/users".
 //
 // If all members of a group already have the settings, the group is not updated.
 //
-// Apply first tries the update of every policy in a dry run. If it finds problems, the error lists all of them, and
-// nothing changes. A policy may still reject an update that has passed the dry run. Then that policy keeps its settings
-// and the error names it, but the other policies have changed.
+// Apply first tries the update of every policy in a dry run. If the dry run finds problems, Apply changes nothing, and
+// the error lists all problems. A policy may still reject an update that has passed the dry run. A policy that rejects
+// its update keeps its settings, and the error names the policy, but the other policies change.
 //
-// The report lists the fields in data that have changed. A change may also change the default of another field. The
-// report does not list such a field.
+// The report lists the fields in data that have changed. If a change also changes the default of another field, the
+// report does not list that other field.
 func (r *Registry) Apply(data []byte) (Report, error) {
 	return r.apply(data, false)
 }
