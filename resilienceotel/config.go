@@ -18,8 +18,9 @@ type Config struct {
 
 	// Keys reports whether a key of a Group may appear in metrics. kind is the kind of the Group's policy, such as
 	// "breaker", and name is the name of the Group. Observe exports the metrics of each member whose key is allowed, as
-	// instruments resilience.member.*. It reads the metrics of all members in each collection. Keys must allow only a
-	// limited number of keys, because each key adds attribute sets to the instruments. Nil means that no key is exported.
+	// instruments resilience.member.*. Each time the SDK collects metrics, Observe reads the metrics of all members. Keys
+	// must allow only a limited number of keys, because each key adds attribute sets to the instruments. Nil means that no
+	// key is exported.
 	Keys func(kind, name, key string) bool
 }
 

@@ -25,12 +25,12 @@
 // # Metrics
 //
 // [Observe] exports each metric of the policies in a [registry.Registry] as an instrument. For example, the metric
-// breaker.calls has the attribute outcome. It becomes the instrument resilience.breaker.calls with the attributes
-// resilience.outcome and resilience.name, which is the name of the policy. In Prometheus, its name is
-// resilience_breaker_calls_total, with the label resilience_outcome.
+// breaker.calls has the attribute outcome. This metric becomes the instrument resilience.breaker.calls with the
+// attributes resilience.outcome and resilience.name, which is the name of the policy. In Prometheus, the name of this
+// instrument is resilience_breaker_calls_total, and its label is resilience_outcome.
 //
-// The metric of a breaker's state has one value for each state: 1 for the current state and 0 for the other states. So
-// a sum over all instances of the program is the number of breakers in each state.
+// The metric of a breaker's state has one value for each state: 1 for the current state and 0 for the other states. The
+// sum of a state's values over all instances of the program is therefore the number of breakers in this state.
 //
 // Observe also records events of the policies in these histograms. The unit is seconds, except for the number of
 // attempts:
@@ -43,24 +43,25 @@
 //	resilience.saga.duration           saga, status             sagas, from start to end
 //
 // [Telemetry.Call] and [Telemetry.Attempt] record these histograms, in seconds. The attribute resilience.outcome is
-// "ok", "error", "refused", "canceled" or "timeout". If it is not "ok", there is also the attribute error.type:
+// "ok", "error", "refused", "canceled" or "timeout". If the outcome is not "ok", the histograms also have the attribute
+// error.type:
 //
 //	resilience.call.duration     calls, including their attempts and waits
 //	resilience.attempt.duration  attempts
 //
-// The value of error.type is the result of the error's method ErrorType() string. If the error has no such method, it
-// is the Go type of the error. It is never the text of the error.
+// The value of error.type is the result of the error's method ErrorType() string. For an error without the method
+// ErrorType, error.type is the Go type of the error. The attribute error.type is never the text of the error.
 //
 // A Group is a policy with one member for each key, such as one breaker for each host. If [Config].Keys is set, the
 // metrics of a Group's members are exported as instruments such as resilience.member.breaker.state, with the attribute
-// resilience.key. Otherwise no keys are exported.
+// resilience.key. Without Config.Keys, no keys are exported.
 //
 // # Many policies
 //
-// The OpenTelemetry SDK retains at most 2000 different attribute sets for each instrument. It sums all other sets up
-// under the attribute otel.metric.overflow. Then the metrics no longer show, for example, which breaker is open. Raise
-// this limit if the program has more than 150 policies of one kind, or many sagas: a saga has 12 attribute sets for
-// each of its steps.
+// The OpenTelemetry SDK retains at most 2000 different attribute sets for each instrument. The SDK adds up all further
+// sets under the attribute otel.metric.overflow. The metrics then no longer show, for example, which breaker is open.
+// Raise the limit of 2000 attribute sets if the program has more than 150 policies of one kind, or many sagas: a saga
+// has 12 attribute sets for each of its steps.
 //
 //	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
@@ -74,9 +75,10 @@
 //	resilience.waited      seconds of the last wait for a slot or a token
 //	resilience.stale       true if a cache served a value after its TTL
 //
-// If a Retrier retries a call, the span of each attempt has the attribute resilience.attempt. It is the number of the
-// attempt, which starts with 1. The span of a call that failed has the attributes resilience.outcome and error.type. If
-// a policy refuses an attempt, the attempt has no span. [Steps] traces the steps of a saga.
+// If a Retrier retries a call, the span of each attempt has the attribute resilience.attempt. The value of
+// resilience.attempt is 1 for the first attempt, 2 for the second attempt, and so on. The span of a call that failed
+// has the attributes resilience.outcome and error.type. If a policy refuses an attempt, the attempt has no span.
+// [Steps] traces the steps of a saga.
 //
 // The directory alerts has alerting rules for Prometheus. The directory dashboards has a dashboard for Grafana.
 // docs/runbook.md describes how to act on each alert.

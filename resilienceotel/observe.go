@@ -16,13 +16,13 @@ import (
 )
 
 // Observe exports the metrics of the policies in reg until stop is called. Each time the SDK collects metrics, Observe
-// reads the metrics of every policy once. It also records events of the policies, in histograms and as attributes of
-// the current span.
+// reads the metrics of every policy once. Observe also records events of the policies, in histograms and as attributes
+// of the current span.
 //
 // Before Observe is called, add all policies to reg, and register all sagas of a Runner. Observe creates an instrument
-// for each metric that the policies have when it is called. A policy that is added later is exported only with the
-// metrics that another policy had at that time. Each other metric is reported once to otel's error handler. Observe
-// returns an error if the policies have no metrics.
+// for each metric that the policies have when Observe is called. A policy that is added later is exported only with
+// metrics for which an instrument exists. A metric without an instrument is reported once to otel's error handler.
+// Observe returns an error if the policies have no metrics.
 //
 // Like other counters in OpenTelemetry, a counter is exported only when it is no longer zero. If a policy is replaced
 // by another policy with the same name, its counters start at zero again. Call Observe only once for each registry and

@@ -10,10 +10,10 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// Inject returns the W3C traceparent of the span in ctx, or "" if ctx has no span. Use it as saga.RunnerConfig.Inject.
-// The Runner stores the traceparent with each saga that it starts, so that the spans of the saga's steps can have a
-// link to that span. A child of a saga (see saga.ChildOf) has the traceparent of its parent. If a step that [Steps]
-// traces starts another saga, that saga has the traceparent of the step's span.
+// Inject returns the W3C traceparent of the span in ctx, or "" if ctx has no span. Use Inject as
+// saga.RunnerConfig.Inject. The Runner stores the traceparent with each saga that it starts, so that the spans of the
+// saga's steps can have a link to the span in ctx. A child of a saga (see saga.ChildOf) has the traceparent of its
+// parent. If a step that [Steps] traces starts another saga, that saga has the traceparent of the step's span.
 func (t *Telemetry) Inject(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(trace.SpanContext); ok && !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = trace.ContextWithSpanContext(ctx, origin)
@@ -23,9 +23,9 @@ func (t *Telemetry) Inject(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// Extract returns a ctx that has the span that started a saga, so that the spans of [Steps] have a link to it. carried
-// is the result of [Telemetry.Inject]. Use Extract as saga.RunnerConfig.Extract. The span does not become the current
-// span of ctx.
+// Extract returns a ctx that has the span that started a saga, so that the spans of [Steps] have a link to that span.
+// carried is the result of [Telemetry.Inject]. Use Extract as saga.RunnerConfig.Extract. The span does not become the
+// current span of ctx.
 func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context {
 	carrier := propagation.MapCarrier{"traceparent": carried}
 	origin := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))

@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Telemetry creates middleware that traces and measures calls. It is created by [New], and is safe for concurrent
-// use.
+// A Telemetry creates middleware that traces and measures calls. Create a Telemetry with [New]; it is safe for
+// concurrent use.
 type Telemetry struct {
 	tracer         trace.Tracer
 	call, attempts metric.Float64Histogram
@@ -32,20 +32,20 @@ func New(cfg Config) *Telemetry {
 	}
 }
 
-// Call returns middleware that belongs outside of all policies in a chain. It creates a span with the given name for
-// each call, and records the duration of the call in resilience.call.duration. The duration includes all attempts and
-// waits.
+// Call returns middleware that belongs outside of all policies in a chain. The middleware creates a span with the given
+// name for each call, and records the duration of the call in resilience.call.duration. The duration of a call includes
+// all attempts and waits.
 //
-// The outcome of a call is "ok", "error", "refused", "canceled" or "timeout". It is "canceled" if the caller has
-// canceled the call. An error that is an answer (see resilience.Answered) is "ok".
+// The outcome of a call is "ok", "error", "refused", "canceled" or "timeout". The outcome is "canceled" if the caller
+// has canceled the call. The outcome of an error that is an answer (see resilience.Answered) is "ok".
 func (t *Telemetry) Call(name string) resilience.Middleware {
 	return t.middleware(&probe{tracer: t.tracer, duration: t.call, name: name, span: name})
 }
 
-// Attempt returns middleware that belongs inside of all policies in a chain. It creates a span for each attempt, and
-// records the duration of the attempt in resilience.attempt.duration. The name of the span is name followed by
-// "attempt", for example "users attempt". If an outer policy refuses an attempt, the attempt is neither traced nor
-// measured.
+// Attempt returns middleware that belongs inside of all policies in a chain. The middleware creates a span for each
+// attempt, and records the duration of the attempt in resilience.attempt.duration. The name of the span is name
+// followed by "attempt", for example "users attempt". If an outer policy refuses an attempt, the attempt is neither
+// traced nor measured.
 //
 // Within a resiliencehttp.Transport, the spans of the second and further attempts have the attribute
 // http.request.resend_count.
