@@ -20,30 +20,33 @@ import (
 type Config struct {
 	// Name is the program's name on the page. Empty means the name of its executable file.
 	Name string
-	// Show selects which of the values that may be secret are shown. The zero Show hides all of them.
+	// Show selects which kinds of values that may be secret are shown. The zero Show hides all values that may
+	// be secret.
 	Show Show
 	// Allow decides whether a request may apply an operation. If Allow returns an error, the operation is not applied, and
 	// the response has the status 403 and the text of the error. For an action on many sagas, Allow is called for each
-	// saga. The request's body has already been read. Nil means that the console is read-only: the page has no buttons.
+	// saga. The request's body has been read before Allow is called. A nil Allow means that the console is read-only: the
+	// page has no buttons.
 	//
 	// The console rejects requests from other origins before it calls Allow. Allow must still authenticate the sender,
 	// unless a handler around the Console does so.
 	Allow func(*http.Request, Operation) error
-	// Audit is called after each operation, with its error or nil. An operation that Allow forbids has the error of Allow.
-	// For an action on many sagas, Audit is called for each saga. The Context has the values of the request's context, but
-	// is never canceled. Nil means no audit.
+	// Audit is called after each operation, with its error or nil. If Allow forbids an operation, Audit receives the error
+	// of Allow. For an action on many sagas, Audit is called for each saga. The Context that Audit receives has the values
+	// of the request's context, but is never canceled. Nil means no audit.
 	Audit func(context.Context, Operation, error)
 }
 
-// Show selects which of the values that may be secret a [Console] shows. The zero Show hides all of them.
+// Show selects which kinds of values that may be secret a [Console] shows. The zero Show hides all values
+// that may be secret.
 type Show struct {
 	Errors bool // texts of errors, which may contain keys, and the notes in a saga's log
 	Keys   bool // keys of a Group
 	State  bool // states of sagas
 }
 
-// A Console is an http.Handler that shows the policies of a registry. It is created by [New] and safe for concurrent
-// use.
+// A Console is an http.Handler that shows the policies of a registry. Create a Console with [New]; it is safe for
+// concurrent use.
 type Console struct {
 	reg     *registry.Registry
 	cfg     Config
@@ -63,8 +66,8 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console for the policies of reg, including those added later. It samples their metrics until
-// Close.
+// New returns a Console for the policies of reg, including those added later. The Console samples the metrics
+// of the policies until Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
 	c := &Console{reg: reg, cfg: cfg, origin: http.NewCrossOriginProtection(), process: process{
@@ -75,8 +78,8 @@ func New(reg *registry.Registry, cfg Config) *Console {
 	return c
 }
 
-// Close stops sampling, and waits until the current sample is complete. An action on many sagas ends before its next
-// saga. A closed Console responds to requests with status 503.
+// Close stops sampling, and waits until the current sample is complete. Close also ends an action on many sagas before
+// the action continues with its next saga. A closed Console responds to requests with status 503.
 func (c *Console) Close() {
 	c.sampler.stop()
 	c.sampler.ended.Wait()
@@ -87,8 +90,8 @@ var errClosed = errors.New("the console is closed")
 //go:embed assets
 var assets embed.FS
 
-// ServeHTTP serves the pages and the actions. It expects r.URL.Path relative to the console's root: mount the Console
-// with http.StripPrefix.
+// ServeHTTP serves the pages and the actions. ServeHTTP expects r.URL.Path relative to the console's root, so mount the
+// Console with http.StripPrefix.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	switch {

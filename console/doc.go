@@ -30,37 +30,39 @@
 // operator selects sagas or whole groups, and the console applies the action to one saga after the other. Config.Allow
 // and Config.Audit are called for each saga.
 //
-// The form has the sequence number of each saga, which is the number of entries in the saga's log. If a saga has
-// changed since the page showed it, the action is refused for that saga and applied to the other sagas. Only Cancel is
-// also applied to a saga that has changed.
+// The form of an action has the sequence number of each saga, which is the number of entries in the saga's log. If a
+// saga has changed since the page showed it, the action is refused for that saga and applied to the other sagas. The
+// action Cancel is applied even to a saga that has changed.
 //
-// The action ends early if Allow returns an error, the store fails, or the console is closed. It also ends early before
-// the server's WriteTimeout or the deadline of the request's ctx, because otherwise the response would be lost. In each
-// case, the response has the number of sagas that were changed and the number of sagas that are left.
+// An action on many sagas ends early if Allow returns an error, the store fails, or the console is closed. An action
+// also ends before the server's WriteTimeout or the deadline of the request's ctx, because otherwise the response would
+// be lost. The response to an action that ended early has the number of sagas that were changed and the number of sagas
+// that are left.
 //
 // # State and version of a saga
 //
 // An operator can replace the state of a saga, which its page shows as JSON, and move the saga to another registered
-// version. The page offers this for a saga that is stuck, and for a saga that waits while no runner holds it.
+// version. The page offers a new state or version for a saga that is stuck, and for a saga that waits while no runner
+// holds it.
 //
 // A new state or version is part of the actions Retry, Skip and Compensate. For example, a step that is skipped adds
-// nothing to the state. So the operator who skips it enters the results that later steps need. Before the action, a
+// nothing to the state, so the operator who skips a step enters the results that later steps need. Before the action, a
 // confirmation page shows the old and the new state. The saga's log records that the state was replaced, but contains
 // neither the old nor the new state. Config.Audit receives the new state.
 //
 // # Security
 //
-// Anyone who can reach the page can read it. Mount it next to the program's other debug pages, or behind a handler that
-// authenticates. Texts of errors, the keys of a Group and the states of sagas may contain secrets. They are hidden
-// unless [Show] selects them. The names and settings of policies and the IDs of sagas are always shown.
+// Anyone who can reach the page can read it. Mount the console next to the program's other debug pages, or behind a
+// handler that authenticates. Texts of errors, the keys of a Group and the states of sagas may contain secrets, so they
+// are hidden unless [Show] selects them. The names and settings of policies and the IDs of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. The console rejects a POST request from another origin, by
 // http.CrossOriginProtection. A proxy in front of the console must pass the browser's Host header on, as nginx does
 // with "proxy_set_header Host $http_host".
 //
 // By DNS rebinding, a page of another site can send requests to the console from an operator's browser. Therefore
-// Allow, or a handler around the console, must require a credential or check r.Host. It is not sufficient to check the
-// address of the client.
+// Allow, or a handler around the console, must require a credential or check r.Host. A check of the client's address
+// does not prevent DNS rebinding.
 //
 // # Scripts
 //
@@ -75,11 +77,11 @@
 // A list of sagas has the optional parameters runner, saga (a definition), status, text (an id, or the first part of
 // one), age (the minimum age, such as 10m) and after (the field next of the previous page).
 //
-// An operation is sent as an HTML form. The names of its fields are the names of the fields of [Operation] in lower
-// case. An action on many sagas has one field ids for each saga. Its value is id@seq, with the id and the seq of the
-// saga from the list. If seq is 0, the action is applied to the saga even if the saga has changed. The actions retry,
-// skip and compensate may have a version. If they have the field id, for a single saga, they may also have a new state
-// as JSON.
+// An operation is sent as an HTML form. The names of the form's fields are the names of the fields of [Operation] in
+// lower case. An action on many sagas has one field ids for each saga. The value of a field ids is id@seq, with the id
+// and the seq of the saga from the list. If seq is 0, the action is applied to the saga even if the saga has changed.
+// The actions retry, skip and compensate may have a version. On a single saga, with the field id, these three actions
+// may also have a new state as JSON.
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
@@ -88,8 +90,8 @@
 //	curl -H 'Accept: application/json' -d action=skip -d policy=saga/orders -d id=order-1 -d seq=17 -d step=ticket \
 //	     -d 'state={"Seats": 2, "Ticket": "T-1"}' -d note='printed by hand' $CONSOLE/act
 //
-// The response is {"done": true}. The response to apply also has "changes". The response to an action on many sagas has
-// the numbers of sagas "acted" and "refused", and "refusals" with the reasons. If the operation fails, the response is
-// {"done": false, "error": "..."}, with an HTTP status of 400 or more. With the field preview=1, apply changes nothing,
-// and its response has the changes that it would make.
+// The response to a successful operation is {"done": true}. The response to the action apply also has "changes". The
+// response to an action on many sagas has the numbers of sagas "acted" and "refused", and "refusals" with the reasons.
+// If the operation fails, the response is {"done": false, "error": "..."}, with an HTTP status of 400 or more. With the
+// field preview=1, the action apply changes nothing, and the response has the changes that the action would make.
 package console

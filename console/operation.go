@@ -53,13 +53,13 @@ const (
 	InvalidateAll Action = "invalidate_all"
 )
 
-// Actions on a saga. They call the method Operate of saga.Runner, which describes them. Each action requires an
-// Operation.Note, which is written to the saga's log. Retry, Skip and Compensate may have a new Operation.State or
-// Operation.Version.
+// Actions on a saga. The actions on a saga call the method Operate of saga.Runner, whose documentation describes the
+// actions. Each action requires an Operation.Note, which is written to the saga's log. Retry, Skip and Compensate may
+// have a new Operation.State or Operation.Version.
 const (
 	// Cancel requests that a running saga turns back: it stops going forward and undoes its steps.
 	Cancel Action = "cancel"
-	// Retry lets a stuck saga continue, forward or backward as before.
+	// Retry lets a stuck saga continue in the direction that it had, forward or backward.
 	Retry Action = "retry"
 	// Skip skips Operation.Step, and the saga continues after it. If Step is empty, Skip applies to the step that blocks a
 	// stuck saga.
@@ -129,7 +129,7 @@ type target struct {
 	seq int64
 }
 
-// LogValue implements [slog.LogValuer]. It returns a group of the fields that are not zero.
+// LogValue implements [slog.LogValuer]. LogValue returns a group of the fields that are not zero.
 func (op Operation) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
@@ -185,8 +185,8 @@ func (f *actionForm) Edits() bool {
 	return f != nil && (f.Values.Has("settings") || f.Values.Has("version"))
 }
 
-// Value returns the submitted value of a field. If edits is true, it is for the form that edits values, and otherwise
-// for the form of the other actions. For the other of the two forms, Value returns "".
+// Value returns the submitted value of a field, or "" if f is not the selected form. If edits is true, the selected
+// form is the form that edits values. If edits is false, the selected form is the form of the other actions.
 func (f *actionForm) Value(name string, edits bool) string {
 	if f == nil || edits != f.Edits() {
 		return ""

@@ -179,7 +179,7 @@ func textOf(sentence []phrase) string {
 // capital returns a text with a capital first letter, which must be ASCII.
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
-// Word returns the word for the tone that screen readers read.
+// Word returns the word that screen readers read for the tone.
 func (t tone) Word() string {
 	return map[tone]string{fail: "broken", warn: "needs attention", well: "healthy"}[t]
 }
