@@ -47,7 +47,7 @@ type idleBody struct {
 	perStream bool
 }
 
-// Read reads from the client. It waits for at most idle, and then returns a TimeoutError.
+// Read reads from the client. Read waits for data for at most BodyIdle, and then returns a TimeoutError.
 func (b *idleBody) Read(p []byte) (int, error) {
 	at := b.setDeadline()
 	n, err := b.ReadCloser.Read(p)

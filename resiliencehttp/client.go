@@ -18,8 +18,8 @@ import (
 
 // ClientConfig configures a [ClientTransport]. The zero ClientConfig is ready to use.
 //
-// The fields Retry, Breaker and Bulkhead have a default for each host, which is used if the field is nil.
-// [Disabled] switches a policy off. A policy that is set in a field applies to all hosts together. To have a
+// If the field Retry, Breaker or Bulkhead is nil, each host gets its own default policy. To switch a policy
+// off, set its field to [Disabled]. A policy that is set in a field applies to all hosts together. To have a
 // separate policy for each host, set the field to the result of [resilience.Group.By] for the key [HostOf]:
 //
 //	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
@@ -30,7 +30,7 @@ import (
 //		Bulkhead: resiliencehttp.Disabled,
 //	})
 type ClientConfig struct {
-	// Name is the name that all default policies get. It must be set if the policies are added to a
+	// Name is the name that all default policies get. Name must be set if the policies are added to a
 	// registry.Registry.
 	Name string
 
@@ -54,24 +54,25 @@ type ClientConfig struct {
 	// as a report or the answer of a language model.
 	ResponseHeaderTimeout, Idle time.Duration
 
-	// Retry retries requests that may be repeated; see [Transport]. The default is a retrier for each host,
-	// with up to 4 attempts per request. Its first delay is 38 to 75ms, and each further delay is about
-	// twice as long. If a response has a Retry-After, the delay is at least that long. A budget for each host
-	// limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open, the retrier
-	// stops instead of waiting.
+	// Retry retries requests that may be repeated; see [Transport]. The default is a retrier for each host, with
+	// up to 4 attempts per request. The first delay between attempts is 38 to 75ms, and each further delay is
+	// about twice as long. After a response with a Retry-After, the delay is at least the Retry-After. A budget
+	// for each host limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open,
+	// the retrier stops instead of waiting.
 	Retry resilience.Middleware
 
-	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens after
-	// 25 consecutive failures, or if at least half of the requests of the last 7 seconds failed and there
-	// were 20 or more. It stays open for 0.9 to 1 second, or for the Retry-After of the failures, up to 30
-	// seconds. A process therefore sends about one request per second to a host that is down. The breaker's
-	// ProbeTimeout is ResponseHeaderTimeout, AttemptTimeout or 30 seconds, whichever is shortest.
+	// Breaker refuses requests to a host that is down. The default is a breaker for each host. The default
+	// breaker opens after 25 consecutive failures. The default breaker also opens if there were at least 20
+	// requests in the last 7 seconds and at least half of them failed. The default breaker stays open for 0.9 to
+	// 1 second, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about one
+	// request per second to a host that is down. The breaker's ProbeTimeout is ResponseHeaderTimeout,
+	// AttemptTimeout or 30 seconds, whichever is shortest.
 	//
 	// If a request fails because the caller's deadline has passed, the default breaker counts a failure only
-	// if the caller had left the host enough time. Enough time is 0.9 seconds, or 90% of
-	// ResponseHeaderTimeout or AttemptTimeout if that is shorter. If your callers have shorter deadlines, set
-	// ResponseHeaderTimeout or AttemptTimeout to less than these deadlines. Otherwise a host that hangs does
-	// not open the breaker.
+	// if the caller had left the host enough time. Enough time is 0.9 seconds, or 90% of ResponseHeaderTimeout
+	// or AttemptTimeout if that is shorter. If your callers' deadlines leave a host less than 0.9 seconds, set
+	// ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines, because otherwise a host that
+	// hangs does not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
@@ -82,15 +83,15 @@ type ClientConfig struct {
 
 	// Bulkhead limits the number of requests in flight. A request is in flight until its response has been
 	// read. The default is a bulkhead for each host, with 100 slots. Up to 1,000 more requests wait for a
-	// slot, each for up to 3 seconds. If a host can process fewer than 100 requests concurrently, requests
-	// queue in the host. For such hosts, use a group of bulkheads of package bulkhead/adaptive, which find
-	// the right limit for each host themselves.
+	// slot, each for up to 3 seconds. If a host can process fewer than 100 requests concurrently, requests queue
+	// in the host. To find the right limit for each host automatically, use a group of bulkheads of package
+	// bulkhead/adaptive.
 	Bulkhead resilience.Middleware
 
 	// The fields below have the same meaning as in [Transport], except for a nil Base. If
 	// [http.DefaultTransport] is an [http.Transport], a nil Base means a copy of it that checks HTTP/2
-	// connections: if the copy receives nothing on a connection for 15 seconds, it sends a ping, and if no
-	// reply arrives within 5 seconds, it closes the connection.
+	// connections. The copy sends a ping on a connection that has received nothing for 15 seconds, and closes
+	// the connection if no reply arrives within 5 seconds.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration
@@ -143,16 +144,16 @@ func (c ClientConfig) withDefaults() ClientConfig {
 }
 
 // A ClientTransport is an [http.RoundTripper] that limits the time of each request, retries requests, and
-// isolates each host from the failures of other hosts. Create it with [NewTransport]. SDKs, oauth2 and
-// otelhttp can use it as their base transport. It is safe for concurrent use; create one for each dependency
-// and share it.
+// isolates each host from the failures of other hosts. Create a ClientTransport with [NewTransport]. SDKs,
+// oauth2 and otelhttp can use it as their base transport. A ClientTransport is safe for concurrent use;
+// create one for each dependency and share it.
 //
-// The exported fields are groups that hold the default policies of each host. Their keys have the form that
-// [HostOf] returns:
+// The exported fields are groups that hold the default policies of each host. The keys of these groups have
+// the form that [HostOf] returns:
 //
 //	b, ok := transport.Breakers.Get("api.example.com:443")
 //
-// A group is nil if the policy was set in the [ClientConfig].
+// A group is nil if its policy was set in the [ClientConfig].
 type ClientTransport struct {
 	// Retries holds the retrier of each host.
 	Retries *resilience.Group[string, *retry.Retrier]
@@ -278,7 +279,7 @@ type Budgets struct {
 	retries *resilience.Group[string, *retry.Retrier]
 }
 
-// Get returns the budget of a host, and reports whether the budget exists. It does not create a budget. host
+// Get returns the budget of a host, and reports whether the budget exists. Get does not create a budget. host
 // must have the form that [HostOf] returns.
 func (b *Budgets) Get(host string) (*retry.Budget, bool) {
 	r, ok := b.retries.Get(host)

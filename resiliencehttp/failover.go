@@ -14,10 +14,10 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// Failover returns an http.RoundTripper that sends each request through the first RoundTripper in next. If
-// the request fails there, Failover sends it through the other RoundTrippers, one after another. Usually next
-// holds a [Transport] for each of several servers. The Base or the Prepare of each Transport sets the
-// server's address:
+// Failover returns an http.RoundTripper that sends each request through the first of the given RoundTrippers.
+// If the request fails, Failover sends it through the other RoundTrippers, one after another. Usually each
+// RoundTripper is a [Transport] for one of several servers. The Base or the Prepare of each Transport sets
+// the server's address:
 //
 //	first := &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
 //		r.URL.Scheme, r.URL.Host, r.Host = "https", "eu.example.com", "" // if Host is "", URL.Host is sent
@@ -26,27 +26,30 @@ import (
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
 // A request that may be repeated (see [Transport]) is sent to the next server after an error, or after a
-// response that [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that all
-// servers recognize an Idempotency-Key that another of them has received. If your servers do not, set a
-// Replayable that returns false. Otherwise a request, such as a payment, may take effect twice.
+// response that [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that each
+// server recognizes an Idempotency-Key that another server has received. If your servers do not share
+// Idempotency-Keys, set a Replayable that returns false, because a request, such as a payment, may otherwise
+// take effect twice.
 //
 // Any other request, such as a POST, is sent to the next server only if it has certainly had no effect. A
 // request has certainly had no effect if a policy refused it, if it was never sent, if the response was 429,
-// 503 or 529, or if the Judge returned [Resend]. For example, a POST is not sent to another server after a
-// 502, or after its connection broke. No request is sent after the caller's ctx is done. Failover uses a
-// Transport's Judge and Replayable only if next contains the Transport itself, not another RoundTripper that
-// wraps it.
+// 503 or 529, or if the Judge returned [Resend]. For example, a POST is not sent to another server after the
+// status 502, or after its connection broke. No request is sent after the caller's ctx is done. Failover uses
+// a Transport's Judge and Replayable only if it receives the Transport itself, and not a RoundTripper that
+// wraps the Transport.
 //
-// Envoy also responds with 503 if its connection to the server breaks after it has sent the request, which
-// may then have had an effect. If your servers are behind Envoy, do not send a POST through Failover if it
-// must not take effect twice.
+// Envoy also responds with 503 if the connection to the server breaks after Envoy has sent the request. After
+// a 503 from Envoy, the request may therefore have had an effect. If a POST must not take effect twice, do
+// not send it through Failover to servers behind Envoy.
 //
-// To resend a body, Failover calls the request's GetBody. If there is no GetBody, Failover copies up to 1 MiB
-// of the body while it sends it. A request with a longer body is not sent to another server.
+// To resend a body, Failover calls the request's GetBody. If the request has no GetBody, Failover copies up
+// to 1 MiB of the body while the body is sent. A request without a GetBody is not sent to another server if
+// its body is longer than 1 MiB.
 //
 // If the last server returns a failed response, the caller receives that response. If the last server returns
 // an error, the caller receives the errors of all servers, joined in order. The RetryAfter of the joined
-// error is the longest RetryAfter of the servers' errors. Failover panics if next is empty or contains nil.
+// error is the longest RetryAfter of the servers' errors. Failover panics if it receives no RoundTripper or a
+// nil RoundTripper.
 func Failover(next ...http.RoundTripper) http.RoundTripper {
 	if len(next) == 0 || slices.Contains(next, nil) {
 		panic(errors.New("resiliencehttp: Failover needs at least one RoundTripper, and none may be nil"))

@@ -26,7 +26,7 @@ const healthTimeout = time.Second
 //		{"name": "breaker/users", "status": "fail", "state": "open"}
 //	]}
 //
-// The response does not contain details and errors, because they may contain secrets. The overall status is
+// The response contains neither details nor errors, because they may contain secrets. The overall status is
 // "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is always 200, so an
 // orchestrator does not restart the process because of a dependency that is down. The ctx that the health
 // checks of the policies receive is canceled after 1 second.

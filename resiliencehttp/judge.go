@@ -26,7 +26,7 @@ type StatusError struct {
 	after time.Duration // the result of Transport.RetryAfter; 0 if there is none
 }
 
-// Error returns the status with the method and the host of the request. It omits the path and the query, which may
+// Error returns the status with the method and the host of the request. Error omits the path and the query, which may
 // contain secrets.
 func (e *StatusError) Error() string {
 	s := "resiliencehttp: status " + strconv.Itoa(e.StatusCode)
@@ -39,10 +39,10 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// RetryAfter returns the time that the server asks clients to wait before another request. It returns the
-// result of the function RetryAfter of the [Transport] if there is one. Otherwise it returns the value of the
-// header field Retry-After, or 0 if the field is missing or invalid. If the value is a date, the time is
-// measured from the response's Date, or from now if the response has no Date.
+// RetryAfter returns the time that the server asks clients to wait before another request. If the function
+// RetryAfter of the [Transport] returned a positive time, that time is the result. Otherwise the result is
+// the value of the header field Retry-After, or 0 if the field is missing or invalid. If the field is a date,
+// the time is measured from the response's Date, or from now if the response has no Date.
 func (e *StatusError) RetryAfter() time.Duration {
 	value := e.Header.Get("Retry-After")
 	if e.after > 0 || value == "" {
@@ -58,12 +58,10 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be sent again.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// Answered reports whether the status shows that the server works. This is the case for each status below
-// 500.
+// Answered reports whether the status shows that the server works, as each status below 500 does.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
-// Throttled reports whether the server rejected the request to shed load. This is the case for 429, 503 and
-// 529.
+// Throttled reports whether the server rejected the request to shed load: the status is 429, 503 or 529.
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 
 func overloaded(code int) bool {
@@ -76,18 +74,18 @@ func overloaded(code int) bool {
 func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 
 // DefaultJudge returns the error that policies see instead of a response, or nil if the response is a
-// success. It classifies the response only by its status. The Ahead may be nil, because DefaultJudge does not
-// use it.
+// success. DefaultJudge classifies the response only by its status. The Ahead may be nil, because
+// DefaultJudge does not use it.
 //
-//   - For 500, 502, 503, 504, 507 and 520 to 530, it returns a [*StatusError]: the server failed, or a proxy could not
-//     reach the server.
-//   - For 429, it returns a *StatusError that is [resilience.Answered]: the server works, and the client sends too many
-//     requests.
-//   - For 408 and 425, it also returns a *StatusError that is Answered, but only if the request may be sent
-//     again. 408 means that the server did not receive the request in time. 425 means that the server did not
-//     process the request because it could be a replay.
-//   - For any other status, it returns nil. Only the caller knows whether 404 or 409 is a failure, and a
-//     retry does not help against 501.
+//   - For 500, 502, 503, 504, 507 and 520 to 530, DefaultJudge returns a [*StatusError]: the server failed, or a proxy
+//     could not reach the server.
+//   - For 429, DefaultJudge returns a *StatusError that is [resilience.Answered]: the server works, and the client
+//     sends too many requests.
+//   - For 408 and 425, DefaultJudge also returns a *StatusError that is Answered, but only if the request may
+//     be sent again. 408 means that the server did not receive the request in time. 425 means that the server
+//     did not process the request because it could be a replay.
+//   - For any other status, DefaultJudge returns nil. Only the caller knows whether 404 or 409 is a failure,
+//     and a retry does not help against 501.
 //
 // The StatusError is Retryable if the request may be repeated. The request's [Transport] decides whether the
 // request may be repeated. If the request does not belong to a Transport, its method and its idempotency key
@@ -144,11 +142,11 @@ func fromGateway(code int) bool {
 	return code == http.StatusBadGateway || code == http.StatusGatewayTimeout
 }
 
-// Resend marks an error that a Judge returns. The mark means that the request had no effect, so it may be
-// sent again even if its method is not safe to repeat. An example is a POST that the server rejected with
-// 429. The request is sent again only if its body is rewindable; see [Transport]. Resend has no effect on a
-// response with status 502 or 504, because a gateway does not know whether the server behind it has processed
-// the request. Resend(nil) is nil.
+// Resend marks an error that a Judge returns. The mark means that the request had no effect, so the request
+// may be sent again even if its method is not safe to repeat. For example, a Judge can mark the error of a
+// POST that the server rejected with 429. The request is sent again only if its body is rewindable; see
+// [Transport]. Resend has no effect on a response with status 502 or 504, because a gateway does not know
+// whether the server behind it has processed the request. Resend(nil) is nil.
 func Resend(err error) error {
 	if err == nil {
 		return nil

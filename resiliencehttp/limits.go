@@ -39,12 +39,12 @@ type Admitter interface {
 // 413 if the request costs more than the limit can ever allow. If the refusal is not caused by the client, as
 // with [throttle.Outage], the client receives 503.
 //
-// A request waits for the limit for at most the limit's MaxWait. If the client disconnects during the wait,
+// A request waits for its tokens for at most the limit's MaxWait. If the client disconnects during the wait,
 // the request is refused with 503. Over HTTP/1.1, net/http notices a disconnection only after the request's
 // body has been read.
 //
-// The tokens that the limit took for a request are refunded if other middleware of Server inside this one, or
-// a handler with [Server.Refuse], refuses the request. Throttle panics if l is nil.
+// If inner middleware of Server, or a handler with [Server.Refuse], refuses a request, the tokens of the
+// request are refunded. Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
@@ -174,7 +174,7 @@ func sfString(s string) string {
 
 var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
-// Refuse writes the response to a request that a policy refused with err. Call it in a handler that uses
+// Refuse writes the response to a request that a policy refused with err. Call Refuse in a handler that uses
 // policies itself, such as a limit of package throttle/fleet, before the handler has written a response. The
 // status is:
 //
@@ -186,12 +186,12 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 //   - 503 if an upstream server is overloaded: err is a [*StatusError] with the status 429, 503 or 529. The
 //     response passes on the Retry-After of err.
 //   - 503 for any other err if net/http reports that the client has disconnected. net/http also reports a
-//     disconnection if the client has closed only its sending side. Without the 503, such a client would
-//     receive an empty response with status 200.
+//     disconnection if the client has closed only its sending side. Without the 503, a client that has closed
+//     only its sending side would receive an empty response with status 200.
 //
-// The response does not contain the text of err. In all other cases, Refuse writes nothing and returns false.
-// For example, Refuse returns false for the error of a retrier whose second attempt was refused by an open
-// breaker, because the first attempt was made and failed.
+// The response does not contain the text of err. If none of the statuses applies to err, Refuse writes
+// nothing and returns false. For example, Refuse returns false for the error of a retrier whose second
+// attempt was refused by an open breaker, because the first attempt was made and failed.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	// After a deadline, r's ctx is also done, but the client still waits for a response.
 	disconnected := errors.Is(r.Context().Err(), context.Canceled)

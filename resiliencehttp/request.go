@@ -16,7 +16,7 @@ import (
 )
 
 // RequestFrom returns the request that a [Transport] is sending, if ctx is the ctx of the request's policies
-// or derived from it. Otherwise it returns nil and false. Do not change the request.
+// or derived from it. For any other ctx, RequestFrom returns nil and false. Do not change the request.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	if c := callOf(ctx); c != nil {
 		return c.req, true
@@ -24,16 +24,16 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	return nil, false
 }
 
-// HostOf returns the server, as "host:port", that a [Transport] is sending a request to. ctx must be the ctx
+// HostOf returns the server to which a [Transport] is sending a request, as "host:port". ctx must be the ctx
 // of the request's policies or derived from it; otherwise HostOf returns "". Use HostOf as the key of a
 // [resilience.Group] that has a member for each server. The host is taken from the URL of the caller's
 // request, in lower case and without a final dot. The request's field Host is ignored. If the URL has no
 // port, the port is 80 for http or 443 for https.
 //
 // Prepare runs inside the policies. If Prepare changes the server that the request is sent to, HostOf still
-// returns the original server, and the original server's policies count the failures of the new server.
-// Change the server in a RoundTripper outside the Transport instead, or use a separate Transport for each
-// server, as with [Failover].
+// returns the original server, and the original server's policies count the failures of the new server. To
+// change the server, use a RoundTripper outside the Transport, or a separate Transport for each server, as
+// with [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host

@@ -241,11 +241,12 @@ func (b *body) result(err error, waiting bool) error {
 }
 
 // ReportFailure reports to the policies that a response failed with err, although its status is a success.
-// For example, the caller has read an event from the body that describes an error. Close the body afterwards.
+// For example, the caller has read an event from the body that describes an error. Close the body after the
+// call of ReportFailure.
 //
-// ReportFailure reports whether it had an effect. It has no effect if err is nil, if the body has been read
-// to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure finds the
-// policies through resp.Request, so the Body may be wrapped.
+// ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the body has
+// been read to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure
+// finds the policies through resp.Request, so the Body may be wrapped.
 //
 // A body that was read to its end counts as a success. A stream that ends without its last event counts as a
 // failure only in two cases: Base's body returns [io.ErrUnexpectedEOF], or the caller calls ReportFailure
@@ -294,7 +295,8 @@ type duplexBody struct {
 func (b *duplexBody) Read(p []byte) (int, error)  { return b.inner.Read(p) }
 func (b *duplexBody) Write(p []byte) (int, error) { return b.w.Write(p) }
 
-// CloseWrite calls CloseWrite of Base's body. net/http's body has that method if the connection has it.
+// CloseWrite calls CloseWrite of Base's body. The body of net/http has a method CloseWrite if the connection
+// has one.
 func (b *duplexBody) CloseWrite() error {
 	if c, ok := b.inner.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
@@ -311,13 +313,13 @@ type connBody struct {
 func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
-// An Ahead lets a Judge read up to 64 KiB of a response's body. The caller can still read these bytes: the
-// Body that it receives starts at the first byte. The first byte must arrive within ResponseHeaderTimeout,
-// and each further wait is limited by Idle. If reading the body fails, the attempt fails, whatever the Judge
-// returns.
+// An Ahead lets a Judge read up to 64 KiB of a response's body. The caller can still read the bytes that the
+// Judge has read: the caller's Body starts at the first byte. The first byte must arrive within
+// ResponseHeaderTimeout, and each further wait is limited by Idle. If reading the body fails, the attempt
+// fails, whatever the Judge returns.
 //
 // An Ahead returns the same bytes as the Body: if net/http decompresses the body, the bytes are decompressed.
-// If the response has no body (HEAD, or status 101, 204 or 304), the methods return [io.EOF].
+// If the response has no body (HEAD, or status 101, 204 or 304), the methods of an Ahead return [io.EOF].
 type Ahead struct {
 	body *body
 	at   int // offset at which the next line starts
@@ -330,9 +332,10 @@ var (
 	ErrEncoded = errors.New("resiliencehttp: response has a Content-Encoding")
 )
 
-// Bytes waits for the first n bytes of the body and returns them. Each call starts at the first byte. If
-// Bytes returns fewer than n bytes, it also returns an error: [io.EOF] if the body is shorter, [ErrTooLong]
-// if n is more than 64 KiB, or the error of reading the body. The caller must not change or retain the bytes.
+// Bytes waits for the first n bytes of the body and returns them. Each call of Bytes starts at the first
+// byte. If Bytes returns fewer than n bytes, it also returns an error: [io.EOF] if the body is shorter,
+// [ErrTooLong] if n is more than 64 KiB, or the error of reading the body. The caller must not change or
+// retain the bytes.
 func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
@@ -349,10 +352,10 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	}
 }
 
-// Event waits for the next event of a response of type text/event-stream. It returns the event's name, or
-// "message" if the event has no name, and its data. Like a browser, it skips events without data
-// (https://html.spec.whatwg.org/multipage/server-sent-events.html). It returns the errors of Bytes, or
-// [ErrEncoded].
+// Event waits for the next event of a response of type text/event-stream. Event returns the event's data and
+// its name, which is "message" if the event has none. Like a browser, Event skips events without data
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html). The error of Event is [ErrEncoded] or an
+// error of Bytes.
 func (a *Ahead) Event() (name, data string, err error) {
 	switch {
 	case a == nil || !a.body.mayBeRead():

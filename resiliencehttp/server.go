@@ -14,38 +14,39 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// A Server provides middleware for an HTTP server. Its fields configure how the middleware reports limits to
-// clients and how it refuses requests. The zero Server uses the defaults.
+// A Server provides middleware for an HTTP server. The fields of a Server configure how the middleware
+// reports limits to clients and how it refuses requests. The zero Server uses the defaults.
 //
 //	api := resiliencehttp.Server{LimitName: "tenant"}
 //	http.ListenAndServe(addr, api.ThrottleBy(tenants, tenant)(api.Bulkhead(slots)(handler)))
 //
 // The response to a refused request has the status 429 if the client is over a limit, 413 if the request
-// costs more than the limit can ever allow, and 503 otherwise. Its body is a problem document (RFC 9457). The
-// response has a Cache-Control of no-store and a Retry-After of at least 1 second. If a retry can never
-// succeed, it has no Retry-After.
+// costs more than the limit can ever allow, and 503 otherwise. The body of this response is a problem
+// document (RFC 9457). The response has a Cache-Control of no-store. The response also has a Retry-After of
+// at least 1 second, unless a retry can never succeed.
 //
-// A refusal removes header fields that describe the body of the original response, such as ETag. One
-// exception is a Content-Encoding that was set before the middleware received the request: it belongs to an
-// outer ResponseWriter that compresses. [Server.Refuse] also removes the Content-Encoding.
+// A refusal removes header fields that describe the body of the original response, such as ETag. A
+// Content-Encoding that was set before the middleware received the request remains, because it belongs to an
+// outer ResponseWriter that compresses. In contrast, [Server.Refuse] removes the Content-Encoding in any
+// case.
 type Server struct {
 	// LimitName is the name of the limit in the header fields RateLimit-Policy and RateLimit and in problem
 	// documents. Empty means "default".
 	LimitName string
 
-	// OnRefuse, if not nil, writes the response to a request that was refused with err. It replaces the
-	// problem document. Before the call, the header fields of the response are set, except Content-Type. If
-	// OnRefuse does not set a status, the response has the status that it would have had without OnRefuse. If
-	// OnRefuse writes nothing, the client receives the problem document. Do not show err to clients, because
-	// it names the server's policies.
+	// OnRefuse, if not nil, writes the response to a request that was refused with err. The response of OnRefuse
+	// replaces the problem document. Before OnRefuse is called, the header fields of the response are set,
+	// except Content-Type. If OnRefuse does not set a status, the response has the status that it would have had
+	// without OnRefuse. If OnRefuse writes nothing, the client receives the problem document. Do not show err to
+	// clients, because it names the server's policies.
 	OnRefuse func(w http.ResponseWriter, r *http.Request, err error)
 
-	// BodyIdle is the maximum time that a Read of a request's body waits for data. It applies to handlers
-	// inside [Server.Bulkhead]. Without it, a client that sends a header but no body would hold its slot
+	// BodyIdle is the maximum time that a Read of a request's body waits for data. BodyIdle applies to handlers
+	// inside [Server.Bulkhead]. Without BodyIdle, a client that sends a header but no body would hold its slot
 	// forever. After BodyIdle, Read returns a [*resilience.TimeoutError], and net/http closes the connection
-	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body
-	// of a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that keeps sending a few
-	// bytes at a time is limited only by the ReadTimeout of the [http.Server].
+	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body of
+	// a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that keeps sending a few bytes
+	// at a time is limited only by the ReadTimeout of the [http.Server].
 	//
 	// Zero means 30 seconds. [resilience.Unlimited] means no limit; use it for request streams whose sender
 	// may pause. If the ResponseWriter does not support SetReadDeadline, BodyIdle has no effect.
@@ -57,13 +58,13 @@ type Server struct {
 // 503 if its client disconnects while the request waits; see [Server.Throttle].
 //
 // If the handler can process fewer requests concurrently than b has slots, or if its capacity varies,
-// requests queue inside the handler, where b's priorities and shares have no effect. In that case, use a
-// bulkhead of package bulkhead/adaptive, which finds the right limit itself: call the handler in its Do, and
-// pass the error of Do to [Server.Refuse].
+// requests queue inside the handler, where b's priorities and shares have no effect. For such a handler, use
+// a bulkhead of package bulkhead/adaptive, which finds the right limit itself. Call the handler in the
+// bulkhead's Do, and pass the error of Do to [Server.Refuse].
 //
 // b's functions Priority and Share can read values, such as the tenant, from the request's ctx. Outer
-// middleware must set these values from information that the client cannot choose. Bulkhead panics if b is
-// nil, or if BodyIdle is negative and not Unlimited.
+// middleware must set the values that Priority and Share read, from information that the client cannot
+// choose. Bulkhead panics if b is nil, or if BodyIdle is negative and not Unlimited.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
@@ -99,17 +100,18 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 
 // ClientAddress returns a client's address, as the key of a limit: an IPv4 address, or the /64 prefix of an
 // IPv6 address. A client usually has all addresses of its /64 prefix. If each IPv6 address had its own limit,
-// such a client could avoid its limit by changing its address.
+// a client could avoid its limit by changing its address.
 //
 // remote is the remote address of the connection, and forwarded holds the lines of the header field
-// X-Forwarded-For. If remote is not a trusted proxy, ClientAddress returns remote. Otherwise it returns the
-// rightmost address in forwarded that is not trusted. The client may have forged the addresses to the left.
-// If all addresses in forwarded are trusted, ClientAddress returns the leftmost one.
+// X-Forwarded-For. If remote is not a trusted proxy, ClientAddress returns remote. If remote is a trusted
+// proxy, ClientAddress returns the rightmost address in forwarded that is not trusted. The client may have
+// forged the addresses to the left of the returned address. If all addresses in forwarded are trusted,
+// ClientAddress returns the leftmost one.
 //
-// ClientAddress reads X-Forwarded-For from right to left. If it finds a malformed address first, it returns
-// the proxy's address, so all clients that send malformed fields share one limit. Trust a proxy only if it
-// appends the client's address to the field of each request. A remote without an IP address, such as a Unix
-// socket, is returned unchanged.
+// ClientAddress reads X-Forwarded-For from right to left. If ClientAddress reaches a malformed address first,
+// it returns the proxy's address, so all clients that send malformed fields share one limit. Trust a proxy
+// only if it appends the client's address to the X-Forwarded-For of each request. A remote without an IP
+// address, such as a Unix socket, is returned unchanged.
 func ClientAddress(remote string, forwarded []string, trusted ...netip.Prefix) string {
 	addr, ok := parseNode(remote)
 	if !ok {

@@ -18,13 +18,13 @@
 //	}
 //
 // [Server] provides middleware that limits the rate of requests and the number of concurrent requests. A
-// client cannot choose the priority of its requests or the address by which they are limited:
+// client cannot choose the priority of its requests or the address by which its requests are limited:
 //
 //	server := resiliencehttp.Server{}
 //	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
 //	http.ListenAndServe(addr, limit(server.Bulkhead(slots)(handler)))
 //
-// RFC 9110 defines which requests may be repeated, and the header field Retry-After.
+// RFC 9110 defines the header field Retry-After, and which requests may be repeated.
 package resiliencehttp
 
 import (
@@ -42,120 +42,124 @@ import (
 
 // A Transport is an [http.RoundTripper] that sends each request through its Middleware, which holds the
 // policies. The policies call an innermost function, which sends the request once and waits for the response.
-// Each call to that function is an attempt.
+// Each call to the innermost function is an attempt.
 //
-// Policies can retry only requests that may be repeated. These are requests with the methods GET, HEAD,
-// OPTIONS, TRACE, PUT and DELETE (RFC 9110, section 9.2.2), and requests with a header field Idempotency-Key
-// or X-Idempotency-Key. The body of such a request must also be rewindable: the request must have a GetBody,
-// or MaxBuffer must allow a copy of the body. Any other request, such as a POST, is retried only if it was
-// certainly never sent, or if Judge returned [Resend].
+// Policies can retry only requests that may be repeated. A request may be repeated if its method is GET,
+// HEAD, OPTIONS, TRACE, PUT or DELETE (RFC 9110, section 9.2.2), or if it has a header field Idempotency-Key
+// or X-Idempotency-Key. The body of a request that is retried must also be rewindable: the request must have
+// a GetBody, or MaxBuffer must allow a copy of the body. A request that may not be repeated, such as a POST,
+// is retried only if it was certainly never sent, or if Judge returned [Resend].
 //
 // When an attempt has received a response, Judge decides whether the attempt has failed, usually by the
-// status. If it has failed, the policies see an error instead of the response. The caller receives the
-// response of the last attempt, even if it is a failed one, with its body open. The Timeout of an http.Client
-// acts as the caller's deadline. The deprecated field Cancel of a request is ignored.
+// status. If the attempt has failed, the policies see an error instead of the response. The caller receives
+// the response of the last attempt with its body open, even if that attempt failed. The Timeout of an
+// http.Client acts as the caller's deadline. The deprecated field Cancel of a request is ignored.
 //
-// A request may fail because the request itself is invalid, for example because of an invalid header, or
-// because reading its body failed. An invalid request is neither a success nor a failure of the host, so the
-// policies see a refusal. The request is not retried. For the caller, and for policies around the
-// http.Client, the error is an answer: see [resilience.Answered].
+// A request may fail because the request itself is invalid: for example, it has an invalid header, or its
+// body cannot be read. An invalid request is neither a success nor a failure of the host, so the policies see
+// a refusal. An invalid request is not retried. For the caller, and for policies around the http.Client, the
+// error of an invalid request is an answer: see [resilience.Answered].
 //
-// The body of a successful response may still fail: the connection breaks before its end, or the caller waits
-// for data until Idle or a timeout expires. A breaker then replaces the attempt's success by a failure. The
-// request is not retried. If the caller cancels, or reads too slowly, policies do not count that as a failure
-// of the server.
+// The body of a successful response may still fail: the connection breaks before the body's end, or the
+// caller waits for data until Idle or a timeout expires. If the body fails, a breaker replaces the attempt's
+// success by a failure, but the request is not retried. If the caller cancels, or reads too slowly, policies
+// do not count the attempt as a failure of the server.
 //
 // After a successful attempt, the bulkhead still holds the slot, and timeouts still apply, until the caller
 // has read the body to its end or closed it, or until ctx is done. The caller must therefore read each body
 // to its end or close it. If bodies are never closed, their slots are never released, and later calls fail
 // with bulkhead.ErrFull. Your own middleware can hold a resource until the body ends with [resilience.AtEnd].
 //
-// A stream of events, or the connection after 101 Switching Protocols, holds its slot until it ends. No
-// timeout ends a connection after 101 Switching Protocols. Use a separate Transport for streams.
+// A stream of events, or the connection after 101 Switching Protocols, holds its slot until the stream or the
+// connection ends. No timeout ends a connection after 101 Switching Protocols. Use a separate Transport for
+// streams.
 //
-// An attempt ends when its response ends. If the upload of the request's body is still in progress, it is cut
-// off. net/http itself also cuts off such an upload over HTTP/1.1, and for any status of 300 or above.
+// An attempt ends when its response ends. If the upload of the request's body is still in progress when the
+// response ends, the upload is cut off. net/http itself also cuts off the upload over HTTP/1.1, and for any
+// status of 300 or above.
 //
 // A failed response holds no slot while its body is read. If another attempt may follow, the Transport reads
-// up to 64 KiB of the failed response, for at most 1 second. If it did not, net/http could not reuse the
+// up to 64 KiB of the failed response, for at most 1 second, because otherwise net/http could not reuse the
 // connection.
 //
 // The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are
-// released during the last Read of the body, or during its Close. If ctx is done earlier, slots are released
-// on another goroutine. If an observer of a policy panics on that goroutine, the program ends.
+// released during the last Read of the body, or during its Close. If ctx is done before the body ends, slots
+// are released on another goroutine. If an observer of a policy panics on that other goroutine, the program
+// ends.
 //
-// Do not change the fields after the first call to RoundTrip. A Transport is safe for concurrent use; create
-// it once and share it.
+// Do not change the fields of a Transport after the first call to RoundTrip. A Transport is safe for
+// concurrent use; create it once and share it.
 type Transport struct {
 	// Base sends the requests. Nil means the value that [http.DefaultTransport] has at the first request. If
 	// the program has set http.DefaultTransport to this Transport, or to a RoundTripper that forwards to it,
 	// nil means the value that http.DefaultTransport had when the program started.
 	//
-	// The network may silently drop a connection between two requests. The Transport therefore abandons a
-	// reused connection on which an attempt received nothing until a timeout of this module expired. It also
-	// abandons a connection if the caller's deadline passed at least 0.9 seconds after the attempt had got
+	// The network may silently drop a connection between two requests. The Transport therefore abandons a reused
+	// connection if an attempt on it received nothing before a timeout of this module expired. The Transport
+	// also abandons a connection if the caller's deadline passed at least 0.9 seconds after the attempt had got
 	// the connection. If Base is an [http.Transport], the next attempt dials a new connection, and other
 	// requests on an abandoned HTTP/2 connection can finish. For any other Base, the Transport calls
-	// CloseIdleConnections, and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, that
-	// attempt is the last one on its connection.
+	// CloseIdleConnections, and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, an attempt
+	// with Close set is the last one on its connection.
 	Base http.RoundTripper
 
-	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies it once, at the
-	// first request, to a Func that makes one attempt. Middleware may call this Func several times, but not
+	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies the Middleware once, at
+	// the first request, to a Func that makes one attempt. Middleware may call this Func several times, but not
 	// concurrently, and not after Middleware itself has returned. Nil means no policies.
 	Middleware resilience.Middleware
 
-	// Judge decides whether an attempt that received a response has failed. It returns nil for a success, or
-	// the error that the policies see instead of the response. The policies classify the error by its
-	// optional methods; see package [resilience]. If the error is not [resilience.Retryable], no other
-	// attempt follows. If Judge marks the error with [Resend], the request may be sent again even if its
-	// method forbids that.
+	// Judge decides whether an attempt that received a response has failed. Judge returns nil for a success, or
+	// the error that the policies see instead of the response. The policies classify Judge's error by its
+	// optional methods; see package [resilience]. If Judge's error is not [resilience.Retryable], no other
+	// attempt follows. If Judge marks the error with [Resend], the request may be sent again even if its method
+	// forbids that.
 	//
 	// If Judge needs the body, it must read from the Ahead, not from the response's Body. If Judge rejects a
 	// response whose status is below 400, and no attempts remain, the caller receives the error and no
 	// response. Nil means [DefaultJudge].
 	Judge func(*http.Response, *Ahead) error
 
-	// RetryAfter, if not nil, returns the time to wait before the server accepts another request. It can read
-	// the time from a header field such as retry-after-ms. It is called for responses that [DefaultJudge]
-	// treats as a failure. If it returns zero or less, the header field Retry-After is used.
+	// RetryAfter, if not nil, returns the time to wait before the server accepts another request. RetryAfter can
+	// read the time from a header field such as retry-after-ms. RetryAfter is called for responses that
+	// [DefaultJudge] treats as a failure. If RetryAfter returns zero or less, the header field Retry-After is
+	// used.
 	RetryAfter func(*http.Response) time.Duration
 
-	// ResponseHeaderTimeout is the maximum time to wait for the header of the response after the whole
-	// request has been written. It also limits, separately, the time to dial. The time to upload the
-	// request's body does not count, and neither does a wait for a free connection of Base. If the header
-	// does not arrive in time, the attempt fails, which counts as a failure of the server, and another
-	// attempt may follow. Zero or less means no limit.
+	// ResponseHeaderTimeout is the maximum time to wait for the header of the response after the whole request
+	// has been written. ResponseHeaderTimeout also limits the time to dial, separately. The time to upload the
+	// request's body does not count, and neither does a wait for a free connection of Base. If the header does
+	// not arrive in time, the attempt fails and counts as a failure of the server. Another attempt may follow.
+	// Zero or less means no limit.
 	//
 	// If Base does not call the hooks of [net/http/httptrace], the time starts when the request's body has
 	// been read to its end, and includes dialing.
 	ResponseHeaderTimeout time.Duration
 
 	// HoldBody delays a response until the first byte of its body, or the end of the body, has arrived.
-	// ResponseHeaderTimeout includes that wait. With HoldBody, a gateway can retry a request if the server
-	// sends a header but no body. A stream is delayed until its first event.
+	// ResponseHeaderTimeout includes the wait for the first byte of the body. With HoldBody, a gateway can retry
+	// a request if the server sends a header but no body. A stream is delayed until its first event.
 	HoldBody bool
 
 	// Idle is the maximum time that a Read of the response's body waits for data. The time between two Reads
-	// does not count. If the server sends nothing for longer, Read fails, which counts as a failure of the
-	// server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
+	// does not count. If the server sends nothing for longer than Idle, Read fails, and the attempt counts as a
+	// failure of the server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
 	Idle time.Duration
 
 	// Prepare, if not nil, is called before each attempt with the copy of the request that the attempt sends.
-	// Prepare may change the copy, for example to sign it. If it replaces the Body, it must close the old
-	// Body. If it returns an error, the request counts as invalid and is not retried. If Prepare changes the
-	// server that the request is sent to, see [HostOf].
+	// Prepare may change the copy, for example to sign it. If Prepare replaces the Body, it must close the old
+	// Body. If Prepare returns an error, the request counts as invalid and is not retried. If Prepare changes
+	// the server that the request is sent to, see [HostOf].
 	Prepare func(*http.Request) error
 
-	// Hedge, if not nil, sends a copy of a request if the response takes too long, provided that the request
-	// may be repeated (see Replayable). The caller receives the first response that is not a failure. The
-	// other copy is canceled, and its response is closed. Each copy passes through the Middleware, the second
-	// one on a separate goroutine. The Hedger needs no Discard. A request is never hedged if it has a body
-	// without a GetBody, if it has a Trailer, or if it has the header field Upgrade.
+	// Hedge, if not nil, sends a copy of a request that may be repeated (see Replayable) if the response takes
+	// too long. The caller receives the first response that is not a failure. The other copy is canceled, and
+	// its response is closed. Each copy passes through the Middleware, the second one on a separate goroutine.
+	// The Hedger needs no Discard. A request is never hedged if it has a body without a GetBody, if it has a
+	// Trailer, or if it has the header field Upgrade.
 	Hedge *hedge.Hedger[*http.Response]
 
 	// HedgeIf, if not nil, reports whether a request may be hedged. Nil allows all requests without an
-	// Idempotency-Key or X-Idempotency-Key. Requests with a key are excluded because a server that is still
+	// Idempotency-Key or X-Idempotency-Key. Nil excludes requests with a key, because a server that is still
 	// processing the first copy would respond to the second copy with 409, and the caller would receive that
 	// response.
 	HedgeIf func(*http.Request) bool
@@ -165,10 +169,10 @@ type Transport struct {
 	// X-Idempotency-Key decide, as described at [Transport].
 	Replayable func(*http.Request) bool
 
-	// MaxBuffer is the maximum size, in bytes, of a request body that the Transport copies while it sends it.
-	// The Transport copies a body only if the request has no GetBody, and sends the copy in the next attempt.
-	// It does not read ahead of the sender, because a pipe, or a body that depends on the response, would
-	// then deadlock. Zero or less means that no body is copied.
+	// MaxBuffer is the maximum size, in bytes, of a request body that the Transport copies while the body is
+	// sent. The Transport copies a body only if the request has no GetBody, and sends the copy in the next
+	// attempt. The Transport copies only what it sends: to read ahead would deadlock for a pipe, or for a body
+	// that depends on the response. Zero or less means that no body is copied.
 	MaxBuffer int64
 
 	once        sync.Once
@@ -188,10 +192,10 @@ type Transport struct {
 	idleByDefault                                   bool // Idle is the default and exempts streams whose sender may pause
 }
 
-// RoundTrip sends req through the policies. It returns the response of the successful attempt. If no attempt
-// was successful, it returns the response of the last attempt if there is one, and otherwise an error. The
-// error comes from Base, from a policy that refused the request, or from req's ctx. If the error is or wraps
-// a timeout, its method Timeout returns true.
+// RoundTrip sends req through the policies. RoundTrip returns the response of the successful attempt. If no
+// attempt was successful, RoundTrip returns the response of the last attempt or, without a response, an
+// error. The error comes from Base, from a policy that refused the request, or from req's ctx. If the error
+// is or wraps a timeout, its method Timeout returns true.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, _, err := t.roundTrip(req)
 	return resp, err
