@@ -41,21 +41,22 @@ import (
 // already open: RecvMsg returns the status, and retriers do not see it.
 //
 // A breaker counts a stream as a success when the first message or the header arrives. If the stream ends
-// before that, the breaker counts the result with which it ends. If the stream fails later, the breaker
-// replaces the success by a failure. An adaptive bulkhead, and other middleware that observes the end of work
-// (see [resilience.Work]), also receive the stream's result:
+// before its first message or header, the breaker counts the result of the stream. If the stream fails after
+// its first message or header, the breaker replaces the success by a failure. An adaptive bulkhead, and other
+// middleware that observes the end of work (see [resilience.Work]), also receive the stream's result:
 //
 //   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
 //     ended normally.
 //   - If the server announces that it will close the connection (GOAWAY with NO_ERROR), and then closes the
-//     connection before the stream ends, the stream also ended normally. A server does this when a connection
-//     reaches MaxConnectionAge, and when the server shuts down.
+//     connection before the stream ends, the stream also ended normally. A server sends a GOAWAY with
+//     NO_ERROR when a connection reaches MaxConnectionAge, and when the server shuts down.
 //   - If the caller cancels, or if the program closes the connection or sends a message that cannot be encoded, the
 //     error matches [context.Canceled], and a breaker ignores the result.
 //   - If the caller's deadline passes while the caller waits in RecvMsg, SendMsg or Header, the stream
-//     failed. If the caller's deadline passes at another time, a breaker ignores the result.
-//   - If the caller waits for the server for longer than Idle, or if the server ends the stream with any
-//     other status, the stream failed.
+//     failed. If the caller's deadline passes outside RecvMsg, SendMsg and Header, a breaker ignores the
+//     result.
+//   - If the caller waits for the server for longer than Idle, or if the server ends the stream with a status
+//     that is neither OK nor an answer, the stream failed.
 //
 // The caller must make sure that each stream ends. A stream ends when RecvMsg returns an error or io.EOF,
 // when the stream's ctx is done, or when the connection is closed.
@@ -63,15 +64,16 @@ import (
 // # What gRPC does not report
 //
 // Each call needs an HTTP/2 stream. If a connection already has as many streams as the server allows
-// (MaxConcurrentStreams), the call waits. If the call ends during that wait, the policies ignore its result.
-// If the wait ends in time, a timeout of the Middleware still includes the wait, because gRPC does not report
-// its duration. A timeout that expires during the wait may then count as a failure of the server.
+// (MaxConcurrentStreams), the call waits. If the call ends while it waits for a stream, the policies ignore
+// the call's result. A timeout of the Middleware includes the wait for a stream, because gRPC does not report
+// how long the wait took. If the timeout expires after the wait, it may therefore count as a failure of the
+// server.
 //
 // The policies also ignore the result of a call that cannot be sent because this process has no file
-// descriptor or local port left. gRPC reports this only in the text of an error.
+// descriptor or local port left. gRPC reports the lack of a descriptor or port only in the text of an error.
 //
-// gRPC continues to use a connection even if the server no longer sends anything on it. Set
-// [grpc.WithKeepaliveParams] to replace such a connection.
+// gRPC continues to use a connection even if the server no longer sends anything on it. To replace a
+// connection on which the server sends nothing, set [grpc.WithKeepaliveParams].
 //
 // A Client may be used for several connections, which then share its policies.
 type Client struct {
@@ -79,9 +81,9 @@ type Client struct {
 	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
 	// after Middleware itself has returned. Nil means no policies.
 	//
-	// Middleware may itself make a call before a stream is opened, to get a token for example. Middleware
-	// must use a different ctx for such a call. Otherwise the policies of that call would treat the stream's
-	// end as the end of that call.
+	// Middleware may itself make a call before a stream is opened, to get a token for example. For a call of its
+	// own, Middleware must use a different ctx. With the stream's ctx, the policies of Middleware's own call
+	// would treat the stream's end as the end of the call.
 	Middleware resilience.Middleware
 
 	// Replayable reports whether the calls of a method may be sent more than once, because repeating a call
@@ -94,11 +96,11 @@ type Client struct {
 	// the MaxWait of StreamSlots, and not by a timeout of the Middleware. Nil means no limit.
 	StreamSlots *bulkhead.Bulkhead
 
-	// Idle is the maximum time that each RecvMsg, SendMsg or Header of an open stream may wait for the
-	// server. Pauses between these calls do not count. If a wait takes longer, the stream ends with
-	// DEADLINE_EXCEEDED and a [*resilience.TimeoutError], and counts as a failure of the server. For a
-	// subscription, Idle must be longer than the longest time in which the server has nothing to send. Zero
-	// or less means no limit.
+	// Idle is the maximum time that each RecvMsg, SendMsg or Header of an open stream may wait for the server.
+	// Pauses in which the caller does not wait for the server do not count. If a wait takes longer than Idle,
+	// the stream ends with DEADLINE_EXCEEDED and a [*resilience.TimeoutError], and counts as a failure of the
+	// server. For a subscription, Idle must be longer than the longest time in which the server has nothing to
+	// send. Zero or less means no limit.
 	Idle time.Duration
 
 	// Exempt reports whether the calls of a method bypass Middleware, StreamSlots and Idle. method is the
@@ -109,13 +111,13 @@ type Client struct {
 }
 
 // DialOptions returns options for [grpc.NewClient] that add the interceptors of c. Interceptors run in the
-// order in which options add them. An interceptor that was added before those of c runs once for each call.
-// An interceptor that was added after those of c runs once for each attempt. If c has no Middleware,
-// StreamSlots and Idle, DialOptions returns no options.
+// order in which options add them. An interceptor that was added before the interceptors of c runs once for
+// each call. An interceptor that was added after the interceptors of c runs once for each attempt. If c has
+// no Middleware, StreamSlots and Idle, DialOptions returns no options.
 //
-// The options disable all retries that a service config specifies (see [grpc.WithDisableRetry]). gRPC still
-// repeats a call once if the server has certainly not processed it. The policies do not see this transparent
-// retry.
+// DialOptions disables all retries that a service config specifies (see [grpc.WithDisableRetry]). gRPC still
+// repeats a call once if the server has certainly not processed the call. The policies do not see this
+// transparent retry of gRPC.
 func (c Client) DialOptions() []grpc.DialOption {
 	if c.Middleware == nil && c.StreamSlots == nil && c.Idle <= 0 {
 		return nil
@@ -290,9 +292,9 @@ func (e *evidence) options(opts []grpc.CallOption, finish func(error)) []grpc.Ca
 // gRPC, neverSent returns false.
 func (e *evidence) neverSent() bool { return e.finished.Load() && e.peer.Addr == nil }
 
-// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. It
-// returns "" if ctx belongs to no call. MethodOf works in policies, observers and handlers. Its result can be
-// the key of a [resilience.Group], for example of a group with a breaker for each method.
+// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. MethodOf
+// returns "" if ctx belongs to no call. MethodOf works in policies, observers and handlers. The result of
+// MethodOf can be the key of a [resilience.Group], for example of a group with a breaker for each method.
 func MethodOf(ctx context.Context) string {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c.method

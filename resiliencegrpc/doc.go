@@ -31,25 +31,25 @@
 //	}
 //	conn, err := grpc.NewClient(addr, append(client.DialOptions(), creds)...)
 //
-// These settings are a good start. While the server is down, the breaker is open and the process sends about
-// one call per second. After the server has recovered, calls succeed again within about a second. With a
-// longer OpenFor, the open breaker would usually refuse more calls than the fault itself fails.
-// docs/BENCHMARKS.md shows the share of calls that succeed with these settings under common faults.
+// The settings in this example are a good start. While the server is down, the breaker is open and the
+// process sends about one call per second. After the server has recovered, calls succeed again within about a
+// second. With a longer OpenFor, the open breaker would usually refuse more calls than the fault itself
+// fails. docs/BENCHMARKS.md shows the share of calls that succeed with these settings under common faults.
 //
 // A [Client] follows these rules:
 //
 //   - A call is repeated if its method is safe to repeat: the method's idempotency_level in the .proto file
-//     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for it. A call of any other method
-//     is repeated only if it was certainly never sent.
-//   - Retriers retry a call that failed with UNAVAILABLE. After RESOURCE_EXHAUSTED or any other status, they
-//     retry a call only if the server specifies when to retry. See [StatusError].
-//   - The policies guard the opening of a stream. A stream that was opened is not repeated, and the status
-//     that it ends with is its result. Client.StreamSlots and Client.Idle limit open streams. If a stream
-//     fails in a way that its status does not show, [ReportFailure] reports the failure to the policies.
+//     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for the method. A call of a method
+//     that is not safe to repeat is repeated only if the call was certainly never sent.
+//   - Retriers retry a call that failed with UNAVAILABLE. After any other status, such as RESOURCE_EXHAUSTED,
+//     retriers retry a call only if the server specifies when to retry. See [StatusError].
+//   - The policies guard the opening of a stream. An open stream is not repeated, and the status with which
+//     it ends is its result. Client.StreamSlots and Client.Idle limit open streams. If a stream fails in a
+//     way that its status does not show, [ReportFailure] reports the failure to the policies.
 //   - As gRPC itself requires, the caller of a stream must call RecvMsg until it returns an error or io.EOF,
 //     or must cancel the ctx.
 //   - Health checks bypass the policies: see Client.Exempt.
-//   - Retries that a gRPC service config specifies are disabled. If they were not, gRPC would retry each
+//   - Retries that a gRPC service config specifies are disabled, because otherwise gRPC would retry each
 //     attempt of a retrier several times.
 //
 // # Servers
@@ -62,13 +62,14 @@
 // A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is
 // no capacity. If the policy knows when a retry can succeed, the status has a RetryInfo detail with that
 // time, and the trailer grpc-retry-pushback-ms repeats it. A client cannot choose the priority of its calls
-// or the client address to which a limit applies. Only a trusted proxy can specify the address.
+// or the client address to which a limit applies. Only a trusted proxy can specify the client address.
 //
 // # Errors
 //
 // The error that a policy returns has a gRPC status, which [google.golang.org/grpc/status.FromError] returns.
-// The error also still matches the policy's own error, so errors.Is(err, breaker.ErrOpen) works, for example.
+// The error with the status still matches the policy's own error: for example, errors.Is(err,
+// breaker.ErrOpen) works.
 //
-// References: gRFC A6, "gRPC Retry Design", specifies which calls may be retried, and the trailer
-// grpc-retry-pushback-ms. RetryInfo is the message google.rpc.RetryInfo in error_details.proto.
+// References: gRFC A6, "gRPC Retry Design", specifies the trailer grpc-retry-pushback-ms, and which calls may
+// be retried. RetryInfo is the message google.rpc.RetryInfo in error_details.proto.
 package resiliencegrpc

@@ -21,9 +21,9 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Server specifies the policies of a [grpc.Server]: which calls it serves, and how many at the same time.
-// Every field is optional. Each call passes first Limit, then Slots, then Middleware, and finally reaches its
-// handler. A stream is one call, which lasts until its handler returns.
+// A Server specifies the policies of a [grpc.Server]: which calls the server serves, and how many at the same
+// time. Every field is optional. Each call passes first Limit, then Slots, then Middleware, and finally
+// reaches its handler. A stream is one call, which lasts until its handler returns.
 //
 // A refused call ends with one of these statuses:
 //
@@ -33,9 +33,10 @@ import (
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
 // If the policy that refused the call specifies when to retry, the status has a RetryInfo detail with that
-// time, and the trailer grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer is -1. The
-// client receives no other information about the policy. The same statuses apply if a handler returns the
-// error of a policy that refused one of the handler's own calls, such as the open breaker of a database.
+// time, and the trailer grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer
+// grpc-retry-pushback-ms is -1. The client receives no other information about the policy. The statuses of a
+// refused call also apply if a handler returns the error of a policy that refused one of the handler's own
+// calls, such as the open breaker of a database.
 //
 // The Middleware sees a handler's error as a [*StatusError]. If the client cancels the call, if its
 // connection breaks, or if its deadline passes, the ctx of the policies is also done. The policies then
@@ -43,9 +44,9 @@ import (
 // cancels the ctx of a stream's handler, but does not interrupt RecvMsg and SendMsg while they wait for the
 // client.
 //
-// gRPC receives and decodes the request of a unary call before the policies run, so they do not limit the
-// memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams on
-// each connection with [grpc.MaxConcurrentStreams].
+// gRPC receives and decodes the request of a unary call before the policies run, so the policies do not limit
+// the memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams
+// on each connection with [grpc.MaxConcurrentStreams].
 type Server struct {
 	// Limit limits the rate of calls for each key. Nil means no limit.
 	Limit resiliencehttp.Admitter
@@ -58,11 +59,11 @@ type Server struct {
 
 	// Slots limits how many calls are served at the same time. If Slots has several priority levels, its
 	// Priority function derives the level of a call from the call's ctx. An earlier interceptor can put
-	// information about the client into this ctx. Nil means no limit.
+	// information about the client into the call's ctx. Nil means no limit.
 	Slots *bulkhead.Bulkhead
 
-	// StreamSlots limits how many streams are served at the same time. If it is set, streams take no slots of
-	// Slots. Nil means that streams take slots of Slots, like unary calls.
+	// StreamSlots limits how many streams are served at the same time. If StreamSlots is set, streams take no
+	// slots of Slots. Nil means that streams take slots of Slots, like unary calls.
 	StreamSlots *bulkhead.Bulkhead
 
 	// Middleware holds further policies around the handler: a breaker, for example, or a [resilience.Chain]
@@ -252,11 +253,11 @@ func awaitEnd(ctx context.Context) {
 // prefix.
 //
 // Usually the client's address is the remote address of the connection. If the remote address belongs to a
-// trusted proxy, ClientIP reads the metadata x-forwarded-for and returns the rightmost address in it that is
-// not trusted. The client may have forged the addresses to the left. If the metadata is malformed, the result
-// is the proxy's address, and all clients that send malformed metadata share one limit. Trust a proxy only if
-// it appends the client's address to the metadata of each call. Without trusted proxies, all clients behind a
-// proxy share the proxy's address.
+// trusted proxy, ClientIP reads the metadata x-forwarded-for and returns the rightmost address that is not
+// trusted. The client may have forged the addresses to the left of the returned address. If the metadata
+// x-forwarded-for is malformed, ClientIP returns the proxy's address, and all clients that send malformed
+// metadata share one limit. Trust a proxy only if it appends the client's address to the metadata of each
+// call. Without trusted proxies, all clients behind a proxy share the proxy's address.
 //
 // If the connection has no IP address, like a Unix socket, the key is the connection's address as text.
 func ClientIP(trusted ...netip.Prefix) func(context.Context) string {

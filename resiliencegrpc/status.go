@@ -25,16 +25,16 @@ import (
 //	CANCELED, if the call's ctx is done     ignored
 //	RESOURCE_EXHAUSTED and every other     answered: the server works
 //
-// Policies ignore a call that fails because of the caller's own mistake. For example, the call's metadata
-// cannot be sent, or its message cannot be encoded.
+// Policies ignore a call that fails because of the caller's own mistake, such as metadata that cannot be sent
+// or a message that cannot be encoded.
 //
 // If the status has a RetryInfo detail, or if there is a trailer grpc-retry-pushback-ms, the call is worth
 // another attempt after the given time, whatever its status. If there are both a RetryInfo and a trailer, the
-// longer time counts. A negative trailer means that another attempt cannot help. A call is retried only if it
-// may also be repeated: see [Client].
+// longer time counts. A negative trailer means that another attempt cannot help. A call that is worth another
+// attempt is retried only if it may be repeated: see [Client].
 //
-// RESOURCE_EXHAUSTED without a time is not worth another attempt, because it may mean that a request or a
-// response is too large. If so, another attempt would fail in the same way.
+// RESOURCE_EXHAUSTED without a time is not worth another attempt, because a request or a response may be too
+// large. A request that is too large would fail again in the next attempt.
 type StatusError struct {
 	Method string     // the full method: "/users.v1.Users/Get"
 	Code   codes.Code // the code of the status

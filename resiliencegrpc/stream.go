@@ -169,9 +169,9 @@ type innerCtx struct {
 	attempt         context.Context
 }
 
-// Value returns the value of key in the attempt's ctx. If that value is itself a ctx, the caller is package
-// context, which looks for the ctx that it can cancel. In that case, Value returns the stream's value
-// instead.
+// Value returns the value of key in the attempt's ctx. If the value is itself a ctx, the caller is package
+// context, which looks for the ctx that it can cancel. For package context, Value returns the value in the
+// stream's ctx.
 func (c *innerCtx) Value(key any) any {
 	v := c.attempt.Value(key)
 	if _, isCtx := v.(context.Context); isCtx {
@@ -351,14 +351,14 @@ func (s *stream) policiesReturned() {
 }
 
 // ReportFailure reports to the policies that a stream of a [Client] failed although its status does not show it. For
-// example, the stream's messages show that the server has stopped updating them. A breaker counts err as a failure,
-// unless err is an answer ([resilience.Answered]). Cancel the stream's ctx afterwards: ReportFailure does not end
-// the stream.
+// example, the stream's messages may show that the server no longer updates its data. A breaker counts err as a
+// failure, unless err is an answer ([resilience.Answered]). ReportFailure does not end the stream, so cancel the
+// stream's ctx after the call of ReportFailure.
 //
-// ReportFailure reports whether it had an effect. It has no effect if err is nil, if the stream has ended, or
-// if the stream does not belong to a Client or its method is exempt. Interceptors may wrap the stream, but
-// must keep its Context. ReportFailure may be called from any goroutine after the first RecvMsg or Header has
-// returned.
+// ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the stream
+// has ended, if the stream belongs to no Client, or if the stream's method is exempt. Interceptors may wrap
+// the stream, but must keep its Context. ReportFailure may be called from any goroutine after the first
+// RecvMsg or Header has returned.
 func ReportFailure(s grpc.ClientStream, err error) bool {
 	if s == nil || err == nil {
 		return false
