@@ -1,5 +1,5 @@
 // Package sagagrpc sends the commands of a saga's steps over gRPC. On the server, which is called the
-// participant, it passes the command to the RPC's handler, which calls [saga.Apply].
+// participant, the package passes the command to the RPC's handler, which calls [saga.Apply].
 package sagagrpc
 
 import (
@@ -22,8 +22,8 @@ const (
 	infoDeclined = "COMMAND_DECLINED"
 )
 
-// Send calls send, which must send one RPC, and converts its error with [Result]. It marks the RPC as the
-// command of a saga's step. ctx is the ctx of the step's Do or Undo.
+// Send calls the function send, which must send one RPC, and converts the error of send with [Result]. Send
+// marks the RPC as the command of a saga's step. ctx is the ctx of the step's Do or Undo.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
 //		return sagagrpc.Send(ctx, func(ctx context.Context) (err error) {
@@ -38,9 +38,9 @@ const (
 // ASCII.
 //
 // Only the saga should retry the RPC. Do not use a retryPolicy of gRPC, or a retrier around a step whose
-// Attempts is 1. With other retries, the saga sees only the last response. If the server declines the second
-// request, the saga would conclude that the server also declined the first request, which may have taken
-// effect.
+// Attempts is 1. If anything other than the saga retries the RPC, the saga sees only the last response. If
+// the server declined only the second request, the saga would conclude that the server also declined the
+// first request, which may have taken effect.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)
@@ -61,7 +61,8 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 //     Unimplemented, AlreadyExists and DataLoss become a [saga.Permanent]: the step is not retried, but may
 //     have taken effect.
 //   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect.
-//     After any other unchanged error, the step may have taken effect and is retried.
+//     After an unchanged error that is not a refusal by a policy, the step may have taken effect and is
+//     retried.
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -88,9 +89,9 @@ func Result(ctx context.Context, err error) error {
 	return err
 }
 
-// Context reads the command that [Send] has added to an RPC. It returns ctx, the ctx of the RPC's handler,
-// with the command, for [saga.Apply]. If the metadata has no valid command ID, Context returns an error with
-// the code InvalidArgument.
+// Context reads the command that [Send] has added to an RPC. Context returns ctx with the command, for
+// [saga.Apply]. ctx must be the ctx of the RPC's handler. If the metadata has no valid command ID, Context
+// returns an error with the code InvalidArgument.
 func Context(ctx context.Context) (context.Context, error) {
 	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
 	if len(keys) == 1 {
