@@ -64,9 +64,11 @@ func ExampleObserve() {
 	}
 	for _, m := range metrics.ScopeMetrics[0].Metrics {
 		if m.Name == "resilience.breaker.transitions" {
-			p := m.Data.(metricdata.Sum[float64]).DataPoints[0]
-			state, _ := p.Attributes.Value("resilience.state")
-			fmt.Println(m.Name, state.AsString(), p.Value)
+			for _, p := range m.Data.(metricdata.Sum[float64]).DataPoints {
+				if state, _ := p.Attributes.Value("resilience.state"); p.Value > 0 {
+					fmt.Println(m.Name, state.AsString(), p.Value)
+				}
+			}
 		}
 	}
 	// Output: resilience.breaker.transitions open 1

@@ -24,8 +24,9 @@ import (
 // metrics for which an instrument exists. A metric without an instrument is reported once to otel's error handler.
 // Observe returns an error if the policies have no metrics.
 //
-// Like other counters in OpenTelemetry, a counter is exported only when it is no longer zero. If a policy is replaced
-// by another policy with the same name, its counters start at zero again. Call Observe only once for each registry and
+// A counter is exported even while it is zero, so that a rate in Prometheus includes its first increase. But a counter of
+// a Group's member is exported only when it is no longer zero. If a policy is replaced by another policy with the same
+// name, its counters start at zero again. Call Observe only once for each registry and
 // MeterProvider: a second Observe would double the values.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	m := cfg.meter()
@@ -121,8 +122,8 @@ func (o *observation) collect(_ context.Context, to metric.Observer) error {
 		}
 		sources[s] = all
 		for _, m := range metrics {
-			if m.Counter && m.Value == 0 {
-				continue
+			if m.Counter && m.Value == 0 && s.key != "" {
+				continue // a group may have many members
 			}
 			as, ok := all[m.Name]
 			if !ok {

@@ -117,10 +117,6 @@ func (p *plant) users() (jobs []func()) {
 	p.reg.MustAdd(retries, p.circuit, rate, slots)
 	call := resilience.Chain(p.tel.Call("users"), retries.Wrap, p.circuit.Wrap, rate.Wrap, slots.Wrap,
 		p.tel.Attempt("users"))(dependency)
-	// A counter begins with its first count, of which a rate knows nothing: it begins here.
-	p.circuit.Trip(errDown, time.Hour)
-	_ = call(p.ctx)
-	p.circuit.Reset()
 	for n := range 4 * usual {
 		jobs = append(jobs, func() {
 			if n < usual || p.slow.Load() {
@@ -159,9 +155,6 @@ func (p *plant) mail() []func() {
 		}
 		return nil
 	}
-	p.mailDown.Store(true) // so that the counters begin
-	_, _ = mail.Do(p.ctx, send), news.Do(p.ctx, send)
-	p.mailDown.Store(false)
 	return []func(){
 		func() { _ = mail.Do(p.ctx, send) },
 		func() { _ = news.Do(p.ctx, send) },
