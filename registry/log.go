@@ -17,11 +17,11 @@ const logInterval = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// During an outage, many calls can cause the same event, such as a refusal. If an event repeats, Log writes a line for
-// the first one, and then at most one line every 10 seconds. Two events are the same if they have the same policy, the
-// same field What, and the same reason or outcome. The attribute "suppressed" of a line is the number of events that
-// were not logged since the previous line. Changes of a breaker's state are always logged, and so are events below
-// slog.LevelWarn.
+// During an outage, many calls can cause the same event, such as a refusal. Log writes a line for the first of these
+// events, and then at most one line every 10 seconds. Two events are the same if they have the same policy, the same
+// What, and the same reason or outcome. The attribute "suppressed" of a line is the number of events that were not
+// logged since the previous line. Changes of a breaker's state and changes between an outage and its end are always
+// logged, and so are events below slog.LevelWarn.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -32,7 +32,8 @@ func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 			return
 		}
 		attrs := logAttrs(e)
-		if e.Level >= slog.LevelWarn && frequent[e.What] {
+		// The end of an outage has a lower level, but its line decides whether the next start is logged.
+		if frequent[e.What] && (e.Level >= slog.LevelWarn || e.What == "outage_ended") {
 			suppressed, ok := limiter.allow(e, time.Now())
 			if !ok {
 				return
@@ -74,9 +75,9 @@ type logLimiter struct {
 	last map[logKey]*logState
 }
 
-// A logKey identifies events that count as the same event. It does not contain the key of a group's member, because a
-// group may have many members.
-type logKey struct{ kind, name, what, reason string }
+// A logKey identifies events that count as the same event. It contains the key only of an outage, which is a node. It
+// does not contain the key of a group's member, because a group may have many members.
+type logKey struct{ kind, name, what, reason, node string }
 
 // A logState is the state of the events with one logKey.
 type logState struct {
@@ -94,8 +95,9 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 			key.reason = a.Value.String()
 		}
 	}
-	if e.What == "outage_ended" {
-		key.what = "outage_began" // a start and an end share a key, so that each change from one to the other is logged
+	if e.What == "outage_began" || e.What == "outage_ended" {
+		// The start and the end share a logKey, so that each change from one to the other is logged.
+		key.what, key.node = "outage", e.Key
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

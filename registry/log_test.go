@@ -46,13 +46,40 @@ level=WARN msg="fake refused" name=users reason=full suppressed=1
 	})
 }
 
+// The last line must not report the end of an outage while an outage goes on.
+func TestLogEndsWithTheStateOfAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines strings.Builder
+		reg, f := newFakes("users")
+		defer reg.Observe(registry.Log(newLogger(&lines)))()
+		began := func(node string) {
+			f[0].notify(policy.Event{What: "outage_began", Key: node, Level: slog.LevelWarn})
+		}
+		began("a")
+		f[0].notify(policy.Event{What: "outage_ended", Key: "a", Level: slog.LevelInfo})
+		began("a")
+		began("b") // another node
+		require.Equal(t, `level=WARN msg="fake outage_began" name=users key=a
+level=INFO msg="fake outage_ended" name=users key=a
+level=WARN msg="fake outage_began" name=users key=a
+level=WARN msg="fake outage_began" name=users key=b
+`, lines.String())
+	})
+}
+
 // During an outage of a store, each poll, write and tenant may cause an event.
 func TestLogSuppressesEventsOfAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines strings.Builder
 		reg, f := newFakes("users")
 		defer reg.Observe(registry.Log(newLogger(&lines)))()
-		notify := func(what string) { f[0].notify(policy.Event{What: what, Level: slog.LevelWarn}) }
+		notify := func(what string) {
+			level := slog.LevelWarn
+			if what == "outage_ended" {
+				level = slog.LevelInfo
+			}
+			f[0].notify(policy.Event{What: what, Level: level})
+		}
 		for _, what := range []string{"store_failed", "fence_failed", "not_propagated", "codec_failed", "outage_began"} {
 			for range 50 {
 				notify(what)
@@ -71,9 +98,9 @@ level=WARN msg="fake fence_failed" name=users
 level=WARN msg="fake not_propagated" name=users
 level=WARN msg="fake codec_failed" name=users
 level=WARN msg="fake outage_began" name=users
-level=WARN msg="fake outage_ended" name=users suppressed=49
+level=INFO msg="fake outage_ended" name=users suppressed=49
 level=WARN msg="fake outage_began" name=users suppressed=49
-level=WARN msg="fake outage_ended" name=users
+level=INFO msg="fake outage_ended" name=users
 level=WARN msg="fake store_failed" name=users suppressed=49
 `, lines.String())
 	})
