@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -1451,6 +1452,26 @@ func TestPanickingHealthIsShown(t *testing.T) {
 		time.Sleep(2500 * time.Millisecond)
 		require.Contains(t, s.get("/", nil).Body.String(), "Health panicked: boom")
 	})
+}
+
+// The sampler's goroutine also reads the metrics.
+func TestPanickingMetricsAreLeftOut(t *testing.T) {
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(io.Discard)
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(panickyMeter{}, &meter{metrics: []policy.Metric{{Name: "meter.calls", Value: 1}}})
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		time.Sleep(2500 * time.Millisecond)
+		require.Contains(t, s.get("/", nil).Body.String(), "panicky")
+	})
+}
+
+type panickyMeter struct{}
+
+func (panickyMeter) Describe() policy.Description {
+	return policy.Description{Kind: "meter", Name: "panicky", Metrics: func() []policy.Metric { panic("boom") }}
 }
 
 func TestStateMetricWithoutAttributes(t *testing.T) {

@@ -6,17 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log"
 	"math"
 	"reflect"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. No function in an Entry's Description is nil. If the policy lacks a function,
-// the Entry has a function in its place that does nothing. If the policy has no Update, the Entry's Update returns an
-// error. If the policy's Health panics, the Entry's Health returns a Health with the status Fail.
+// An Entry is a policy in a [Registry]. No function in its Description is nil. If the policy does not have a function,
+// the Entry has a function that does nothing. If the policy has no Update, the Entry's Update returns an error. If the
+// policy's Health panics, the Entry's Health returns a Health with the status Fail. If the policy's Metrics panics, the
+// first panic is logged, and the Entry's Metrics returns nil.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as it was added
@@ -30,9 +34,7 @@ var errNoSettings = errors.New("has no settings that can change")
 // newEntry returns the entry of p, whose description is d. No function of the entry is nil.
 func newEntry(p policy.Describer, d policy.Description) Entry {
 	e := Entry{Description: d, Policy: p, canUpdate: d.Update != nil}
-	if d.Metrics == nil {
-		e.Metrics = func() []policy.Metric { return nil }
-	}
+	e.Metrics = recoverMetrics(e.String(), d.Metrics)
 	e.Health = recoverHealth(e.String(), d.Health)
 	if d.Config == nil {
 		e.Config = func() any { return nil }
@@ -50,6 +52,25 @@ func newEntry(p policy.Describer, d policy.Description) Entry {
 		e.InUse = func() bool { return false }
 	}
 	return e
+}
+
+// recoverMetrics returns a function that calls metrics. If metrics panics, the function returns nil, for the same reason
+// as in recoverHealth. metrics may be nil.
+func recoverMetrics(path string, metrics func() []policy.Metric) func() []policy.Metric {
+	if metrics == nil {
+		return func() []policy.Metric { return nil }
+	}
+	var logged sync.Once // because metrics are read every second
+	return func() (all []policy.Metric) {
+		defer func() {
+			if v := recover(); v != nil {
+				all = nil
+				stack := debug.Stack()
+				logged.Do(func() { log.Printf("registry: %s: Metrics panicked: %v\n%s", path, v, stack) })
+			}
+		}()
+		return metrics()
+	}
 }
 
 // recoverHealth returns a function that calls health. If health panics, the function returns a Health that reports the

@@ -7,11 +7,13 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"log"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -269,6 +271,21 @@ func TestHealthReportsAPanic(t *testing.T) {
 		require.Equal(t, "panicked", h.State)
 		require.EqualError(t, h.Err, "registry: store/a: Health panicked: boom")
 	}
+}
+
+// Background goroutines read metrics. A panic there would end the program.
+func TestPanicOfMetricsIsRecovered(t *testing.T) {
+	var text strings.Builder
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(&text)
+	reg := registry.New()
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "store", Name: "a", Metrics: func() []policy.Metric { panic("boom") },
+	}})
+	for range 2 {
+		require.JSONEq(t, `{"store/a": {}}`, reg.String())
+	}
+	require.Equal(t, 1, strings.Count(text.String(), "registry: store/a: Metrics panicked: boom"))
 }
 
 func TestEventsHaveTheKindAndNameOfTheirPolicy(t *testing.T) {
