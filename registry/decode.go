@@ -99,6 +99,9 @@ func convert(_, to reflect.Type, value any) (any, error) {
 	}
 	switch {
 	case to == durationType:
+		if n, _ := value.(json.Number); n == "0" {
+			return time.Duration(0), nil
+		}
 		if d, err := time.ParseDuration(text); err == nil {
 			return d, nil
 		}

@@ -620,6 +620,7 @@ func TestAddRejectsInvalidPolicies(t *testing.T) {
 	require.EqualError(t, reg.Add(unnamed), "registry: a *registry_test.fake has no name")
 	require.EqualError(t, reg.Add(unkind), "registry: a *registry_test.describer has no kind")
 	require.EqualError(t, reg.Add(nil), "registry: policy is nil")
+	require.EqualError(t, reg.Add((*bulkhead.Bulkhead)(nil)), "registry: policy is nil")
 	require.EqualError(t, reg.Add(mapPolicy{}),
 		"registry: a registry_test.mapPolicy cannot be compared: add a pointer to it")
 	require.False(t, reg.Remove(mapPolicy{}))
