@@ -56,7 +56,7 @@ func (r *Registry) MustAdd(policies ...policy.Describer) {
 }
 
 func (r *Registry) add(p policy.Describer) error {
-	if p == nil {
+	if v := reflect.ValueOf(p); p == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return errors.New("registry: policy is nil")
 	}
 	d := p.Describe()

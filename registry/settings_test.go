@@ -797,6 +797,9 @@ limits/a.Ratio: 0 -> "none"`, report.String())
 		limitsConfig{Attempts: cfg.Attempts, Ratio: cfg.Ratio, MaxWait: cfg.MaxWait})
 	report, err = reg.Apply([]byte(`{"limits/a": {"Attempts": 3, "Ratio": null, "MaxWait": "0s"}}`))
 	require.NoError(t, err)
+	again, err := reg.Apply([]byte(`{"limits/a": {"MaxWait": 0}}`))
+	require.NoError(t, err, "zero needs no unit")
+	require.Empty(t, again)
 	require.Equal(t, `limits/a.Attempts: "none" -> 3
 limits/a.MaxWait: "unlimited" -> "0s"
 limits/a.Ratio: "unlimited" -> 0`, report.String())
