@@ -27,6 +27,33 @@ func metricsOf(r *saga.Runner) map[string]float64 {
 
 func healthOf(t *testing.T, r *saga.Runner) policy.Health { return r.Describe().Health(t.Context()) }
 
+// TestStoreMetricsAgeWithoutStore: the metrics of failed queries must not look like those of a store that works.
+func TestStoreMetricsAgeWithoutStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &uncounted{Store: saga.NewMemory()}
+		charge := step("charge")
+		charge.Pivot = true
+		sg := sequence(charge, failing("flight", saga.Permanent(errors.New("full"))))
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		scrapes := func(d time.Duration) (stuck float64) {
+			for end := time.Now().Add(d); time.Now().Before(end); {
+				time.Sleep(15 * time.Second)
+				stuck = metricsOf(r)["saga.stored{saga=trip,status=stuck}"]
+				synctest.Wait() // for the query in the background
+			}
+			return stuck
+		}
+		require.Equal(t, 1.0, scrapes(time.Minute))
+		st.down = true
+		require.Equal(t, 1.0, scrapes(4*time.Minute))
+		require.Zero(t, scrapes(2*time.Minute))
+		require.GreaterOrEqual(t, r.Stats().StoreErrors, int64(20))
+		st.down = false
+		require.Equal(t, 1.0, scrapes(time.Minute))
+	})
+}
+
 // TestStoreMetricsReturnToZero: an alert on a gauge that is no longer reported would continue with its last value.
 func TestStoreMetricsReturnToZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

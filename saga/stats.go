@@ -81,6 +81,7 @@ type counters struct {
 	// appears late.
 	stored  map[string]Count
 	looked  time.Time // when the latest query of the numbers in the store started
+	read    time.Time // when the latest query that succeeded returned
 	looking bool
 }
 
@@ -123,7 +124,7 @@ func (c *counters) warn() bool {
 
 const (
 	lookEvery = 5 * time.Second // the interval between queries of the numbers in the store
-	lookKept  = 5 * time.Minute // the age at which the numbers of the last query are too old to be returned
+	lookKept  = 5 * time.Minute // the age at which the numbers of the last successful query are too old to be returned
 )
 
 // stored returns the numbers of the sagas in the store from the last query, sorted by the name of the definition. It
@@ -132,10 +133,10 @@ func (r *Runner) stored() []Count {
 	f := &r.counters
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if age := time.Since(f.looked); !f.looking && age >= lookEvery {
-		if age > lookKept {
-			f.store(nil)
-		}
+	if time.Since(f.read) > lookKept {
+		f.store(nil)
+	}
+	if !f.looking && time.Since(f.looked) >= lookEvery {
 		f.looking, f.looked = true, time.Now()
 		go r.look()
 	}
@@ -152,6 +153,7 @@ func (r *Runner) look() {
 	r.counters.looking = false
 	if err == nil {
 		r.counters.store(counts)
+		r.counters.read = time.Now()
 	}
 	r.counters.mu.Unlock()
 	if err != nil {
@@ -174,7 +176,7 @@ func (c *counters) store(counts []Count) {
 // The metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
 // metrics saga.stored, saga.due and saga.due.age_seconds describe the sagas in the store, which all runners share. So
 // do not add up saga.stored, saga.due or saga.due.age_seconds over several runners. The values of these three metrics
-// are some seconds old.
+// are some seconds old. While the store does not answer, they keep their last values for 5 minutes and are then 0.
 //
 // The health check queries the store. A Health that is not Pass has one of these states:
 //

@@ -24,6 +24,7 @@ import (
 	"github.com/go-resilience/resilience/resilienceotel"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/adaptive"
 	"github.com/go-resilience/resilience/throttle/fleet"
@@ -46,6 +47,7 @@ type plant struct {
 	shardDown   atomic.Bool // one of 300
 	redisAway   atomic.Bool
 	leaseLocked atomic.Bool // the store gives the lease to no process
+	sagasLost   atomic.Bool // the store of sagas is down
 	hotelClosed atomic.Bool // a step cannot be done, nor the one before it undone
 
 	circuit *breaker.Breaker // users
@@ -227,7 +229,7 @@ type trip struct{ Legs int }
 // sagas book a flight and a hotel ten times a second. While the hotel is closed, they can
 // go neither on nor back.
 func (p *plant) sagas() []func() {
-	p.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace})
+	p.runner = saga.NewRunner(lostSagas{saga.NewMemory(), &p.sagasLost}, saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace})
 	p.runner.Observe(func(context.Context, saga.Event) {})
 	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
 	book := func(context.Context, *trip) error {
@@ -249,6 +251,33 @@ func (p *plant) sagas() []func() {
 			_, _ = bookings.Start(p.ctx, fmt.Sprint("trip-", n), trip{})
 		}
 	}}
+}
+
+// lostSagas is a store that is down while lost is true.
+type lostSagas struct {
+	sagastore.Store
+	lost *atomic.Bool
+}
+
+func (s lostSagas) Claim(ctx context.Context, r sagastore.ClaimRequest) ([]sagastore.Record, error) {
+	if s.lost.Load() {
+		return nil, errDown
+	}
+	return s.Store.Claim(ctx, r)
+}
+
+func (s lostSagas) Commit(ctx context.Context, r sagastore.CommitRequest) (sagastore.Receipt, error) {
+	if s.lost.Load() {
+		return sagastore.Receipt{}, errDown
+	}
+	return s.Store.Commit(ctx, r)
+}
+
+func (s lostSagas) Counts(ctx context.Context) (sagastore.Counts, error) {
+	if s.lost.Load() {
+		return sagastore.Counts{}, errDown
+	}
+	return s.Store.Counts(ctx)
 }
 
 // run runs sagas until p.stop is called.

@@ -40,7 +40,7 @@ func read(t *testing.T, file string) string {
 
 // TestAlertRules tests how long each alert waits, which the test below cannot.
 func TestAlertRules(t *testing.T) {
-	require.Contains(t, services.Promtool(t, alerts, "check", "rules", "resilience.rules.yml"), "11 rules found")
+	require.Contains(t, services.Promtool(t, alerts, "check", "rules", "resilience.rules.yml"), "12 rules found")
 	services.Promtool(t, alerts, "test", "rules", "resilience.rules_test.yml")
 }
 
@@ -60,7 +60,7 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 	}
 	link := regexp.MustCompile(`(?s)- alert: (\w+).*?runbook_url: \S+/docs/runbook\.md#(\S+)`)
 	links := link.FindAllStringSubmatch(read(t, alerts+"/resilience.rules.yml"), -1)
-	require.Len(t, links, 11)
+	require.Len(t, links, 12)
 	for _, link := range links {
 		row := regexp.MustCompile("Alert `" + link[1] +
 			"`; the row \\*(\\w+)\\* of the dashboard").FindStringSubmatch(sections[link[2]])
