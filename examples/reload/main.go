@@ -1,5 +1,5 @@
 // Reload is a program that changes the settings of its policies under load, without a failed call. It reads the
-// settings from a file on SIGHUP, and polls Redis for settings every 100ms. This is the pattern External Configuration
+// settings from a file when it starts and on SIGHUP, and polls Redis for settings every 100ms. This is the pattern External Configuration
 // Store; see package registry.
 //
 //	go run ./examples/reload                          # a temporary file that the program edits
@@ -33,7 +33,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-var file = flag.String("file", "", "the settings to read on SIGHUP; empty means a temporary file")
+var file = flag.String("file", "", "the settings to read at the start and on SIGHUP; empty means a temporary file")
 var addr = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty means none")
 var lasts = flag.Duration("for", 3*time.Second, "the duration of the load")
 
@@ -57,10 +57,11 @@ func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 	reg.MustAdd(retries, circuit, rate, slots)
 
 	changed := func(from string, report registry.Report, err error) {
-		if err != nil {
-			_, _ = fmt.Fprintf(out, "%s: nothing changed:\n%v\n", from, err)
-		} else if len(report) > 0 {
+		if len(report) > 0 {
 			_, _ = fmt.Fprintf(out, "%s:\n%s\n", from, report)
+		}
+		if err != nil { // the report has the changes that were made in spite of the error
+			_, _ = fmt.Fprintf(out, "%s: %d changes made:\n%v\n", from, len(report), err)
 		}
 	}
 	hangup := make(chan os.Signal, 1)
@@ -68,10 +69,14 @@ func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 	defer signal.Stop(hangup)
 	var background sync.WaitGroup
 	defer background.Wait()
-	if *file == "" {
-		*file = filepath.Join(os.TempDir(), fmt.Sprintf("reload-%d.json", os.Getpid()))
-		defer func() { _ = os.Remove(*file) }()
-		background.Go(func() { edit(ctx, *file) })
+	path := *file
+	if path == "" {
+		path = filepath.Join(os.TempDir(), fmt.Sprintf("reload-%d.json", os.Getpid()))
+		defer func() { _ = os.Remove(path) }()
+		background.Go(func() { edit(ctx, path) })
+	} else {
+		report, err := reg.Reload(path)
+		changed("file", report, err)
 	}
 	background.Go(func() {
 		for {
@@ -79,7 +84,7 @@ func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 			case <-ctx.Done():
 				return
 			case <-hangup:
-				report, err := reg.Reload(*file)
+				report, err := reg.Reload(path)
 				changed("file", report, err)
 			}
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -33,7 +34,7 @@ func TestReload(t *testing.T) {
 	for _, want := range []string{
 		"bulkhead/users.Limit: 4 -> 16\n",
 		"throttle/users.Rate: 500 -> 2000\n",
-		"nothing changed",
+		"file: 0 changes made:\n",
 		`breaker/users: OpenFor: is 45: must be a duration in quotes, such as "1.5s"`,
 		"breaker/users: Failure: breaker.Config has no such field",
 		"bulkhead/user: no such policy is registered",
@@ -42,6 +43,16 @@ func TestReload(t *testing.T) {
 	} {
 		require.Contains(t, out.text.String(), want)
 	}
+}
+
+func TestReloadReadsFileAtStart(t *testing.T) {
+	*lasts, *file = 50*time.Millisecond, filepath.Join(t.TempDir(), "my.json")
+	defer func() { *file = "" }()
+	require.NoError(t, os.WriteFile(*file, []byte(`{"bulkhead/users": {"Limit": 7}}`), 0o600))
+	var out page
+	_, failed := run(t.Context(), &out)
+	require.Zero(t, failed)
+	require.Contains(t, out.text.String(), "file:\nbulkhead/users.Limit: 4 -> 7\n")
 }
 
 func TestReloadFromRedis(t *testing.T) {
