@@ -21,7 +21,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -48,12 +50,15 @@ var lasts = flag.Duration("for", 2*time.Second, "the duration of the load")
 
 func main() {
 	flag.Parse()
-	if err := run(context.Background(), os.Stdout); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout)
+	stop()
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, out io.Writer) error {
+func run(ctx context.Context, out io.Writer) (err error) {
 	meters, tracers, err := providers(ctx)
 	if err != nil {
 		return err
@@ -72,6 +77,11 @@ func run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stop()
+	defer func() { // before stop, because Shutdown collects the metrics of the policies once more
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		err = errors.Join(err, tracers.Shutdown(end), meters.Shutdown(end)) // sends the remaining spans and metrics
+	}()
 	defer reg.Observe(registry.Log(logger))()
 	t := resilienceotel.New(cfg)
 	client := &http.Client{Transport: &resiliencehttp.Transport{
@@ -86,10 +96,7 @@ func run(ctx context.Context, out io.Writer) error {
 	go func() { _ = metrics.Serve(listener) }()
 	defer func() { _ = metrics.Close() }()
 	load(ctx, client, logger)
-	if err := show(out, "http://"+listener.Addr().String()+"/metrics"); err != nil {
-		return err
-	}
-	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // sends the remaining spans and metrics
+	return show(out, "http://"+listener.Addr().String()+"/metrics")
 }
 
 // providers sets up the OpenTelemetry SDK, as in every program that uses OpenTelemetry.
@@ -123,7 +130,7 @@ func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 	answer := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ada") }
 	backend := httptest.NewServer(faults.Handler(script, http.HandlerFunc(answer)))
 	defer backend.Close()
-	for end := time.Now().Add(*lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(*lasts); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		if resp, err := client.Get(backend.URL); err == nil {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			_ = resp.Body.Close()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -44,4 +45,19 @@ func TestObserved(t *testing.T) {
 	require.Contains(t, sent.text.String(), "users attempt")
 	require.Contains(t, sent.text.String(), "/v1/metrics")
 	require.Contains(t, sent.text.String(), "resilience.breaker.state")
+}
+
+// An interrupt ends ctx.
+func TestObservedEndsWithItsContext(t *testing.T) {
+	var sent page
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = sent.Write(append([]byte(r.URL.Path), body...))
+	}))
+	defer collector.Close()
+	*addr, *otlp, *lasts = "127.0.0.1:0", collector.URL, time.Hour
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.NoError(t, run(ctx, io.Discard))
+	require.True(t, strings.Contains(sent.text.String(), "resilience.breaker.state"), "the last metrics are sent")
 }
