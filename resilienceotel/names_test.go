@@ -146,7 +146,7 @@ func TestAlertsUseRegistryNames(t *testing.T) {
 	known := inPrometheus(t)
 	rules := readDoc(t, "alerts/resilience.rules.yml")
 	queries := regexp.MustCompile(`(?s)expr: \|\n(.*?)\n        (?:for|keep_firing_for):`).FindAllStringSubmatch(rules, -1)
-	require.Len(t, queries, 11)
+	require.Len(t, queries, 12)
 	for _, q := range queries {
 		checkQuery(t, known, q[1])
 	}

@@ -1,6 +1,6 @@
 // Reload is a program that changes the settings of its policies under load, without a failed call. It reads the
-// settings from a file when it starts and on SIGHUP, and polls Redis for settings every 100ms. This is the pattern External Configuration
-// Store; see package registry.
+// settings from a file when it starts and on SIGHUP, and polls Redis for settings every 100ms. This is the pattern
+// External Configuration Store; see package registry.
 //
 //	go run ./examples/reload                          # a temporary file that the program edits
 //	go run ./examples/reload -redis 127.0.0.1:6379    # also a key in Redis

@@ -62,7 +62,7 @@ func incidents() []incident {
 		{"no runner runs", func(p *plant) { p.stop() }, func(p *plant) { p.run() }, map[string][2]int{
 			"ResilienceSagaDue worker trip": {8, 16},
 		}},
-		fault("a store of sagas that is down", func(p *plant) *atomic.Bool { return &p.sagasLost }, map[string][2]int{
+		fault("an unreadable store of sagas", func(p *plant) *atomic.Bool { return &p.sagasLost }, map[string][2]int{
 			"ResilienceSagaStoreFailing worker": {6, 16},
 		}),
 		fault("a lease that no process can get", func(p *plant) *atomic.Bool { return &p.leaseLocked }, map[string][2]int{

@@ -229,7 +229,8 @@ type trip struct{ Legs int }
 // sagas book a flight and a hotel ten times a second. While the hotel is closed, they can
 // go neither on nor back.
 func (p *plant) sagas() []func() {
-	p.runner = saga.NewRunner(lostSagas{saga.NewMemory(), &p.sagasLost}, saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace})
+	p.runner = saga.NewRunner(lostSagas{saga.NewMemory(), &p.sagasLost},
+		saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace})
 	p.runner.Observe(func(context.Context, saga.Event) {})
 	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
 	book := func(context.Context, *trip) error {
@@ -253,7 +254,7 @@ func (p *plant) sagas() []func() {
 	}}
 }
 
-// lostSagas is a store that is down while lost is true.
+// lostSagas is a store that cannot be read while lost is true.
 type lostSagas struct {
 	sagastore.Store
 	lost *atomic.Bool
@@ -264,13 +265,6 @@ func (s lostSagas) Claim(ctx context.Context, r sagastore.ClaimRequest) ([]sagas
 		return nil, errDown
 	}
 	return s.Store.Claim(ctx, r)
-}
-
-func (s lostSagas) Commit(ctx context.Context, r sagastore.CommitRequest) (sagastore.Receipt, error) {
-	if s.lost.Load() {
-		return sagastore.Receipt{}, errDown
-	}
-	return s.Store.Commit(ctx, r)
 }
 
 func (s lostSagas) Counts(ctx context.Context) (sagastore.Counts, error) {
