@@ -34,8 +34,8 @@ type Event struct {
 }
 
 // Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term, except for
-// events that occur while f is still handling an earlier event. If a candidate has no observer, failures of the store
-// are logged as warnings with slog.Default, at most once per second.
+// events that occur while f is still handling an earlier event. If a candidate has no observer, not even one of a
+// registry, failures of the store are logged as warnings with slog.Default, at most once per second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -76,9 +76,9 @@ func (c *Candidate) count(change func(*Stats)) {
 }
 
 // Describe implements [policy.Describer]. Its health check queries the store. The check fails with the state store_down
-// if the query fails. It fails with the state vacant if a call waits to lead, but c has observed for longer than the TTL
-// that no process holds the lease. If no call waits, the lease may be free, for example because the work of Run is done
-// or because the lease is used as a lock.
+// if the query fails. It fails with the state vacant if a call waits to lead, but c has observed for longer than the
+// TTL that no process holds the lease. If no call waits, the lease may be free, for example because the work of Run is
+// done or because the lease is used as a lock.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",

@@ -21,7 +21,8 @@ import (
 // The store records only the time of the lease's last run, not the schedule. If the schedule is changed, all instants
 // of the new schedule since the last run count as passed. If a process's clock is far ahead, the process records runs
 // in the future. No other process makes a run until that time has passed; Every reports to OnError that the last run is
-// in the future.
+// in the future. If the record is reset, the leader must be restarted, because it reads the record only when its term
+// starts.
 //
 // Every returns an error if schedule is nil, or if its Next returns an instant that is not later than its argument.
 func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(context.Context, Term) error) error {

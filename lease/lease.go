@@ -259,8 +259,8 @@ func (c *Candidate) withdraw(ctx context.Context, token string) {
 	}
 }
 
-// saw records whether the lease was held when the store answered. c.vacant is zero if it was held, and when the first of
-// the calls that wait to lead has started to wait.
+// saw records whether the lease was held when the store answered. c.vacant is zero if it was held. It is also set to
+// zero when the first of the calls that wait to lead starts to wait.
 func (c *Candidate) saw(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -985,8 +985,8 @@ func TestEventsAreDescribed(t *testing.T) {
 	}
 }
 
-// A lease that no process holds is a fault only while a call waits to lead. A candidate counts from when it has seen the
-// vacancy first while a call waited.
+// A lease that no process holds is a fault only while a call waits to lead. A candidate counts from when it has first
+// seen the vacancy while a call waited.
 func TestHealthFailsWhileLeaseIsVacant(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		health := func(c *lease.Candidate) policy.Health { return c.Describe().Health(t.Context()) }

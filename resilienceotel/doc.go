@@ -3,6 +3,7 @@
 //
 //	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{}) // a *registry.Registry that has its policies
 //	defer stop()
+//	defer reg.Observe(registry.Log(nil))() // because leases and sagas with an observer do not log by themselves
 //
 //	t := resilienceotel.New(resilienceotel.Config{})
 //	guarded := resilience.Chain(

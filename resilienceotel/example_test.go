@@ -56,6 +56,7 @@ func ExampleObserve() {
 		panic(err)
 	}
 	defer stop()
+	defer reg.Observe(registry.Log(nil))() // Observe logs nothing
 
 	_ = circuit.Do(context.Background(), func(context.Context) error { return errDown })
 	var metrics metricdata.ResourceMetrics

@@ -19,14 +19,19 @@ import (
 // reads the metrics of every policy once. Observe also records events of the policies, in histograms and as attributes
 // of the current span.
 //
+// Observe counts as an observer, so leases and sagas no longer log warnings by themselves. Also add an observer that
+// logs:
+//
+//	defer reg.Observe(registry.Log(slog.Default()))()
+//
 // Before Observe is called, add all policies to reg, and register all sagas of a Runner. Observe creates an instrument
 // for each metric that the policies have when Observe is called. A policy that is added later is exported only with
 // metrics for which an instrument exists. A metric without an instrument is reported once to otel's error handler.
 // Observe returns an error if the policies have no metrics.
 //
-// A counter is exported even while it is zero, so that a rate in Prometheus includes its first increase. But a counter of
-// a Group's member is exported only when it is no longer zero. If a policy is replaced by another policy with the same
-// name, its counters start at zero again. Call Observe only once for each registry and
+// A counter is exported even while it is zero, so that a rate in Prometheus includes its first increase. But a counter
+// of a Group's member is exported only when it is no longer zero. If a policy is replaced by another policy with the
+// same name, its counters start at zero again. Call Observe only once for each registry and
 // MeterProvider: a second Observe would double the values.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	m := cfg.meter()
