@@ -13,7 +13,8 @@ import (
 
 // BudgetConfig configures a [Budget].
 type BudgetConfig struct {
-	// Name identifies the Budget in metrics. Update cannot change Name.
+	// Name identifies the Budget in metrics. A registry does not accept a Budget without a Name. Update cannot change
+	// Name.
 	Name string
 	// Ratio is the number of retries that each call adds to the Budget. The maximum is 100. Zero means 0.2. [None] means
 	// that calls add no retries.
