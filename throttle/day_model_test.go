@@ -253,6 +253,14 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 				next, nextExact, nextBurst = pick()
 				b.changes++
 			}
+			switch choose.IntN(4) { // a limit that admits nothing or everything in between changes nothing
+			case 0:
+				require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = throttle.None }))
+			case 1:
+				if len(b.waiting) == 0 {
+					require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst = throttle.Unlimited, 0 }))
+				}
+			}
 			require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst = next, nextBurst }))
 			rate, b.rate, b.burst = next, nextExact, nextBurst
 		case 4, 5, 6:

@@ -28,10 +28,11 @@ type limit struct {
 type terms struct {
 	cfg    *Config
 	none   bool     // the rate admits nothing
+	rated  bool     // calls take tokens from the rate
 	limit  int      // the burst in tokens; 0 if the rate is none or there are only quotas; Unlimited if there is no limit
-	token  int64    // nanoseconds in which the rate yields one token; 0 if there is no rate
-	burst  int64    // nanoseconds in which the rate yields a whole burst
-	quotas []Quota  // the quotas that are not Unlimited
+	token  int64    // nanoseconds in which the rate, or the last rate if there is none now, yields one token; or 0
+	burst  int64    // nanoseconds in which that rate yields a whole burst
+	quotas []Quota  // the quotas that are not Unlimited, or were not Unlimited before
 	frames []*frame // the frame of each of quotas
 }
 
@@ -71,12 +72,14 @@ type waiter struct {
 	n        int
 	place    *list.Element // nil after the waiter was removed from the line
 	admitted bool
+	rated    bool          // the call was admitted with tokens of the rate
 	ready    chan struct{} // closed when the call is admitted
 }
 
 // A hold records the tokens that a call has taken. The tokens can be refunded or corrected later.
 type hold struct {
 	n        int      // the number of tokens
+	rated    bool     // the tokens were also taken from the rate
 	windows  []window // the windows from which the tokens were taken
 	overflow bool     // the tokens come from the shared meter of a Group, because the key found no room
 }
@@ -122,7 +125,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 	}
 
 	// The call waits for the tokens of the rate. It takes the tokens of its quotas now.
-	h := m.takeQuotas(n)
+	h := l.takeQuotas(m, n)
 	if m.ext == nil {
 		m.ext = &meterExt{}
 	}
@@ -157,6 +160,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 		l.stats.Spent += int64(n)
 	}
 	if w.admitted && refused.Err == nil {
+		h.rated = w.rated
 		l.stats.Admitted++
 		l.mu.Unlock()
 		notified := false
@@ -230,7 +234,7 @@ func (l *limit) settle(m *meter, h hold, used int) {
 	t, now := l.sync(m)
 	more := max(0, used) - h.n
 	charged := l.charge(m, h, more)
-	if t.token > 0 {
+	if h.rated {
 		debt := max(0, m.full-now)
 		n := min(more, int(max(0, 2*t.burst-debt)/t.token))
 		m.full = now + debt - min(debt, t.time(-n)) + t.time(n)
@@ -253,10 +257,13 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 		return 0
 	}
 	for i := range m.ext.windows {
-		w := &m.ext.windows[i]
+		w, limit := &m.ext.windows[i], l.terms.quotas[i].limit()
 		same := func(was window) bool { return was.frame.Window == w.frame.Window && was.end == w.end }
-		if h.n == 0 || slices.ContainsFunc(h.windows, same) {
-			n := min(n, max(0, 2*l.terms.quotas[i].limit()-w.used))
+		if h.n == 0 && limit != Unlimited || slices.ContainsFunc(h.windows, same) {
+			n := n
+			if limit != Unlimited {
+				n = min(n, max(0, 2*limit-w.used))
+			}
 			w.used = max(0, w.used+n)
 			charged = max(charged, n)
 		}
@@ -321,10 +328,10 @@ func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, af
 	if t.none {
 		return OverLimit, quota, never
 	}
-	if t.token > 0 && n > t.limit {
+	if t.rated && n > t.limit {
 		return TooCostly, quota, never
 	}
-	if wait := t.deficit(m, n, now) - t.burst; wait > 0 {
+	if wait := t.deficit(m, n, now) - t.burst; t.rated && wait > 0 {
 		why, after = OverLimit, time.Duration(wait)
 	}
 	last := time.Duration(0)
@@ -332,6 +339,9 @@ func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, af
 		w := &m.ext.windows[i]
 		if q.N == None {
 			return OverQuota, q, never
+		}
+		if q.N == Unlimited {
+			continue
 		}
 		if n > q.limit() {
 			return TooCostly, q, never
@@ -374,19 +384,28 @@ func scale(n, from, to int64) int64 {
 // take takes n tokens of m.
 func (l *limit) take(m *meter, n int, now int64) hold {
 	l.stats.Spent += int64(n)
-	m.full = max(m.full, now) + l.terms.time(n)
-	return m.takeQuotas(n)
+	if l.terms.rated {
+		m.full = max(m.full, now) + l.terms.time(n)
+	}
+	h := l.takeQuotas(m, n)
+	h.rated = l.terms.rated
+	return h
 }
 
-// takeQuotas takes n tokens of the windows of m.
-func (m *meter) takeQuotas(n int) hold {
+// takeQuotas takes n tokens of the windows of m whose quotas are not Unlimited.
+func (l *limit) takeQuotas(m *meter, n int) hold {
+	h := hold{n: n}
 	if m.ext == nil {
-		return hold{n: n}
+		return h
 	}
+	h.windows = make([]window, 0, len(m.ext.windows))
 	for i := range m.ext.windows {
-		m.ext.windows[i].used += n
+		if w := &m.ext.windows[i]; l.terms.quotas[i].N != Unlimited {
+			w.used += n
+			h.windows = append(h.windows, *w)
+		}
 	}
-	return hold{n: n, windows: slices.Clone(m.ext.windows)}
+	return h
 }
 
 // leave removes w from the line of m if w is still in the line.
@@ -418,7 +437,7 @@ func (l *limit) serve(m *meter, now int64) {
 			continue
 		}
 		due := m.full + t.time(w.n) - t.burst
-		if wait := time.Duration(due - now); wait > 0 && t.token > 0 {
+		if wait := time.Duration(due - now); t.rated && wait > 0 {
 			if x.timer == nil {
 				x.timer = time.AfterFunc(wait, func() {
 					l.mu.Lock()
@@ -429,8 +448,11 @@ func (l *limit) serve(m *meter, now int64) {
 			x.timer.Reset(wait)
 			return
 		}
-		m.full = max(m.full, due) + t.time(w.n)
+		if t.rated {
+			m.full = max(m.full, due) + t.time(w.n)
+		}
 		l.leave(m, w)
+		w.rated = t.rated
 		w.admitted = true
 		close(w.ready)
 	}
@@ -446,31 +468,35 @@ func (x *meterExt) stop() {
 }
 
 // applyConfig makes cfg the current configuration. cfg has its defaults filled in. meters must be all meters of l.
-// The number of tokens that are spent stays the same for each meter. The caller holds l.mu.
+// The number of tokens that are spent stays the same for each meter, even while Rate, Burst or N is None or Unlimited.
+// The caller holds l.mu.
 func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	was := cmp.Or(l.terms, &terms{})
-	l.terms = &terms{cfg: cfg}
+	l.terms = &terms{cfg: cfg, token: was.token, burst: was.burst}
+	unlimited := true
 	for _, q := range cfg.Quotas {
-		if q.N == Unlimited {
-			continue
-		}
-		l.terms.quotas = append(l.terms.quotas, q)
-		f := &frame{Window: q.Window.calendar()}
+		f, known := &frame{Window: q.Window.calendar()}, false
 		for _, old := range was.frames {
 			if f.Same(old.Window, time.Now()) {
-				f.Window = old.Window
+				f.Window, known = old.Window, true
 			}
 		}
+		if q.N == Unlimited && !known {
+			continue
+		}
+		unlimited = unlimited && q.N == Unlimited
+		l.terms.quotas = append(l.terms.quotas, q)
 		l.terms.frames = append(l.terms.frames, f)
 	}
 	switch {
 	case cfg.admitsNothing():
 		l.terms.none = true
 	case cfg.Rate > 0:
+		l.terms.rated = true
 		l.terms.limit = cfg.Burst
 		l.terms.token = tokenTime(cfg.Rate)
 		l.terms.burst = l.terms.token * int64(cfg.Burst)
-	case len(l.terms.quotas) == 0:
+	case unlimited:
 		l.terms.limit = Unlimited
 	}
 	for _, m := range meters {
@@ -512,7 +538,7 @@ func (l *limit) decision(m *meter, err error) Decision {
 	if t.none {
 		d.Remaining = 0
 	}
-	if t.token > 0 {
+	if t.rated {
 		d.Window = time.Duration(math.Round(float64(t.cfg.Burst) / t.cfg.Rate * 1e9))
 		d.ResetAfter = time.Duration(t.deficit(m, 0, now))
 		d.Remaining = int(max(0, t.burst-int64(d.ResetAfter)) / t.token)
@@ -520,6 +546,9 @@ func (l *limit) decision(m *meter, err error) Decision {
 	for i, q := range t.quotas {
 		w := m.ext.windows[i]
 		left := max(0, q.limit()-w.used)
+		if q.N == Unlimited {
+			continue
+		}
 		if refused == nil && left >= d.Remaining || refused != nil && refused.Quota != q {
 			continue
 		}

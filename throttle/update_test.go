@@ -79,6 +79,63 @@ func TestUpdateKeepsTokensSpent(t *testing.T) {
 	})
 }
 
+// TestNamedLimitsKeepTokensSpent changes limits to None or Unlimited and back. Only tokens that were taken from a limit
+// can be refunded to it.
+func TestNamedLimitsKeepTokensSpent(t *testing.T) {
+	month := func(n int) []throttle.Quota {
+		return []throttle.Quota{{N: n, Window: throttle.Window{Per: throttle.Month}}}
+	}
+	for name, c := range map[string]struct{ limited, named throttle.Config }{
+		"rate none":       {throttle.Config{Rate: 1, Burst: 10}, throttle.Config{Rate: throttle.None, Burst: 10}},
+		"burst none":      {throttle.Config{Rate: 1, Burst: 10}, throttle.Config{Rate: 1, Burst: throttle.None}},
+		"rate unlimited":  {throttle.Config{Rate: 1, Burst: 10}, throttle.Config{Rate: throttle.Unlimited}},
+		"quota none":      {throttle.Config{Quotas: month(10)}, throttle.Config{Quotas: month(throttle.None)}},
+		"quota unlimited": {throttle.Config{Quotas: month(10)}, throttle.Config{Quotas: month(throttle.Unlimited)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := throttle.New(c.limited)
+				g := throttle.NewGroup(throttle.GroupConfig[int]{Config: c.limited})
+				update := func(cfg throttle.Config) {
+					require.NoError(t, l.Update(func(c *throttle.Config) { *c = cfg }))
+					require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config = cfg }))
+				}
+				remaining := func(want int) {
+					t.Helper()
+					d, err := l.Admit(of(0))
+					require.NoError(t, err)
+					require.Equal(t, want, d.Remaining)
+					d, err = g.Admit(of(0), 1)
+					require.NoError(t, err)
+					require.Equal(t, want, d.Remaining)
+				}
+				c.limited.Cost, c.named.Cost = cost, cost
+				update(c.limited)
+				three, err := l.Reserve(t.Context(), 3)
+				require.NoError(t, err)
+				threeOf, err := g.Reserve(t.Context(), 1, 3)
+				require.NoError(t, err)
+				require.NoError(t, l.Wait(of(7)))
+				require.NoError(t, g.Wait(of(7), 1))
+				remaining(0)
+				update(c.named)
+				if unlimited, err := l.Reserve(t.Context(), 5); err == nil {
+					defer remaining(3)
+					defer unlimited.Settle(0)
+				}
+				update(c.named)
+				update(c.limited)
+				remaining(0)
+				update(c.named)
+				three.Settle(0)
+				threeOf.Settle(0)
+				update(c.limited)
+				remaining(3)
+			})
+		})
+	}
+}
+
 // A program that reads its settings again loads each time zone again, which is another pointer.
 func TestUpdateKeepsTheQuotaOfATimeZone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
