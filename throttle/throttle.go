@@ -265,7 +265,8 @@ func (l *Limiter) Config() Config { return l.setting.Config() }
 // Spent tokens stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13 tokens remain. The
 // spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is None, or Rate is
 // Unlimited, the burst refills at the last rate. Tokens that calls take from an Unlimited rate or quota do not count
-// later. A waiting call keeps its place and its MaxWait.
+// later. A waiting call keeps its place and its MaxWait. If its cost is more than the new Burst, the call takes its
+// tokens together when the rate has yielded all of them.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }
