@@ -290,7 +290,8 @@ func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) er
 
 // Reserve takes the costs of a call from all of its meters. If meters refuse the call, Reserve returns the
 // [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
-// Reserve returns the error of ctx. After Close, Reserve returns [ErrClosed].
+// Reserve returns the error of ctx. If ctx ends before Redis answers, Redis may have taken the call's tokens
+// nevertheless. After Close, Reserve returns [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -325,7 +326,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 			r.leave()
 		}
 	}()
-	start := time.Now()
+	start, e, poll := time.Now(), r.meters[0].refusal(r.cfg, throttle.ContextEnded), time.Duration(0)
 	for began := start; ; began = time.Now() {
 		if err := l.outageOf(r); err != nil {
 			return l.reserveWithout(ctx, r, err)
@@ -333,7 +334,12 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 		leaves = r.sets != nil
 		a, err := r.take(ctx, ticket)
 		if end := endOf(ctx); end != nil {
-			return nil, end
+			if r.admits(a) { // the answer came together with the end of ctx
+				leaves = false
+				r.refund(a)
+			}
+			e.Reason, e.Err, e.Waited = throttle.ContextEnded, end, time.Since(start)
+			return nil, l.refuse(ctx, e)
 		}
 		if err != nil {
 			if l.failed(ctx, r.cfg, r.cooldown(), err) == nodeWrong {
@@ -347,7 +353,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 		}
 		ticket = a.at(2)
 		leaves = ticket > 0
-		e, poll := r.refusal(a)
+		e, poll = r.refusal(a)
 		e.Waited = time.Since(start)
 		wait, reason := r.cfg.waitFor(ctx, e, poll)
 		if reason != "" {

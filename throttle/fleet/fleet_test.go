@@ -280,10 +280,33 @@ func TestDeadlineOfACallIsNoOutage(t *testing.T) {
 				return nil, os.ErrDeadlineExceeded
 			}})
 		ctx := endsSoon{t.Context(), time.Now().Add(time.Millisecond)}
-		require.Equal(t, context.DeadlineExceeded, l.Do(ctx, ok))
+		require.ErrorIs(t, l.Do(ctx, ok), context.DeadlineExceeded)
 		ctx.at = time.Now().Add(time.Millisecond)
 		require.Equal(t, context.DeadlineExceeded, l.Cooldown(ctx, "a", time.Hour))
 		require.False(t, l.Stats().Down)
+	})
+}
+
+// TestCanceledCallGetsItsTokensBack has the ctx of a call end while Redis admits the call.
+func TestCanceledCallGetsItsTokensBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		ctx, cancel := context.WithCancel(t.Context())
+		l := fleet.New(fleet.Config{Name: "n",
+			Meters: of(fleet.Quota("a/month", 10, throttle.Window{Per: throttle.Month}, 3), fleet.Slots("a/slots", 2)),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				v, err := r.eval(context.WithoutCancel(ctx), script, keys, args...)
+				cancel()
+				return v, err
+			}})
+		err := l.Do(ctx, func(context.Context) error { t.Error("the call ran"); return nil })
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, throttle.ErrLimited)
+		require.NoError(t, l.Close(t.Context()))
+		require.Equal(t, []int{1, 0}, []int{r.count("settle"), r.count("free")})
+		require.Equal(t, int64(-3), r.last["settle"][7])
+		s := l.Stats()
+		require.Equal(t, []int64{0, 1}, []int64{s.Admitted, s.Refusals[throttle.ContextEnded]})
 	})
 }
 

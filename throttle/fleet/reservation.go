@@ -52,20 +52,19 @@ func (l *Limits) newID() string { return l.ids + strconv.FormatInt(l.reserved.Ad
 // key.
 func (r *Reservation) cooldown() string { return r.keys[len(r.meters)] }
 
-// admitted completes r with the answer to a request that was sent at began. After Close, admitted frees the slots of
-// r and returns ErrClosed.
+// admitted completes r with the answer to a request that was sent at began. After Close, admitted refunds the tokens of
+// r, frees its slots and returns ErrClosed.
 func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservation, error) {
-	r.taken = a
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	select {
 	case <-l.closed:
-		if r.sets != nil {
-			l.enqueue(r.free())
-		}
+		l.mu.Unlock()
+		r.refund(a)
 		return nil, ErrClosed
 	default:
 	}
+	defer l.mu.Unlock()
+	r.taken = a
 	l.stats.Admitted++
 	if r.sets == nil {
 		return r, nil
@@ -180,6 +179,16 @@ func (r *Reservation) correction(usedOf func(*Meter) (used int64, ok bool)) (Cal
 	keys[0] = r.cfg.key(r.meters[0].tag, "s", r.id)
 	copy(args, []any{"settle", r.id, r.l.redisNow().UnixMicro(), r.cfg.settleDeadline().Microseconds()})
 	return Call{Script: script, Keys: keys, Args: args}, true
+}
+
+// refund returns the tokens and slots that Redis took for r in the answer a, because the call does not run.
+func (r *Reservation) refund(a answer) {
+	r.taken = a
+	if c, ok := r.correction(func(*Meter) (int64, bool) { return 0, true }); ok {
+		r.l.mu.Lock()
+		defer r.l.mu.Unlock()
+		r.l.enqueue(c)
+	}
 }
 
 // free returns the call that removes r from the holders of its slots and from the calls that wait for slots.

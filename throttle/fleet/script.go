@@ -78,7 +78,7 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 		}
 	}
 	n := len(r.meters)
-	valid := err == nil && (a.at(0) == 1 && len(a) == 2+n || a.at(0) == 0 && len(a) == 4+3*n)
+	valid := err == nil && (r.admits(a) || a.at(0) == 0 && len(a) == 4+3*n)
 	if valid && a.at(0) == 0 {
 		e, _ := r.refusal(a)
 		valid = e != nil
@@ -88,6 +88,9 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 	}
 	return a, err
 }
+
+// admits reports whether a is an answer to take that admits r.
+func (r *Reservation) admits(a answer) bool { return len(a) == 2+len(r.meters) && a.at(0) == 1 }
 
 // refusal returns the error of the meter that refuses the call for the longest time. poll is the time until the next
 // poll. If calls do not wait for a meter that refuses, poll is -1.
