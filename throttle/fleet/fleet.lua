@@ -156,6 +156,10 @@ local function bound(key, us, leases) -- no time in a set is later than in us or
   end
 end
 
+-- The longest pause before a poll, and the time that the poll may then take to arrive. Until both have passed, the
+-- waiter keeps its place. So a waiter that has died delays the others for this time.
+local longest, grace = 250000, 1000000
+
 local id, ticket, count = ARGV[2], tonumber(ARGV[3]), (#ARGV - 3) / 4
 local states = redis.call('MGET', unpack(KEYS, 1, 2 * count)) -- none of slots, whose state is a set
 local meters, fits, last, poll, lines = {}, true, 1, 0, 2 * count
@@ -168,14 +172,14 @@ for i = 1, count do
     m.waiters, m.polls, lines = KEYS[lines + 1], KEYS[lines + 2], lines + 2
     set('ZREMRANGEBYSCORE', key, '-inf', now)
     bound(key, x, true)
-    bound(m.polls, 500000)
+    bound(m.polls, longest + grace)
     for _, other in ipairs(redis.call('ZRANGEBYSCORE', m.polls, '-inf', now)) do leave(m, other) end
     if ticket > 1 then set('ZADD', m.waiters, 'NX', ticket, id) end
     last = math.max(last, set('ZRANGE', m.waiters, -1, -1, 'WITHSCORES')[2] or 1)
     local place = redis.call('ZRANK', m.waiters, id) or redis.call('ZCARD', m.waiters)
     m.left = limit - redis.call('ZCARD', key)
     ok = place < m.left
-    poll = math.max(poll, math.min(250000, 10000 * (place + 1)))
+    poll = math.max(poll, math.min(longest, 10000 * (place + 1)))
   else
     m.was, m.ends, m.number = stateOf(kind, key, states[i], x)
     if not m.was then return {-1, now} end
@@ -195,9 +199,9 @@ local answer = fits and {1, now} or {0, now, ticket, poll}
 for i, m in ipairs(meters) do
   if m.kind == 's' and not fits and ticket > 0 then
     redis.call('ZADD', m.waiters, 'NX', ticket, id)
-    redis.call('ZADD', m.polls, now + 2 * poll, id)
-    expire(m.waiters, 2 * poll)
-    expire(m.polls, 2 * poll)
+    redis.call('ZADD', m.polls, now + poll + grace, id)
+    expire(m.waiters, poll + grace)
+    expire(m.polls, poll + grace)
   elseif m.kind == 's' then
     leave(m, id)
     if fits then

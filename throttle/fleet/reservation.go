@@ -197,7 +197,7 @@ func (r *Reservation) free() Call {
 }
 
 // leave removes r from the waiting calls and frees its slots. A waiting call that no longer polls would delay the
-// calls behind it for two polls. r may have slots if the answer that gave it the slots was lost.
+// calls behind it for more than a second. r may have slots if the answer that gave it the slots was lost.
 func (r *Reservation) leave() {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()

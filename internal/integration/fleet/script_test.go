@@ -214,11 +214,14 @@ func TestScriptReadOnlyRedis(t *testing.T) {
 	require.Greater(t, left, 59*time.Minute, "no ping shortens a cooldown")
 }
 
-// Nobody overtakes a call that waits for a slot, whether it waits itself or not.
+// Nobody overtakes a call that waits for a slot, whether it waits itself or not, even if a poll takes long to arrive.
 func TestScriptKeepsTheOrder(t *testing.T) {
 	rdb := client(t, services.Redis(t))
-	stands := replacing(t, "local clock = redis.call('TIME')\n", "local clock = {1795000000, 0}\n") // or a place is lost
-	eval := (&line{eval: resilienceredis.Eval(rdb), change: stands}).Eval
+	var us atomic.Int64 // on Redis's clock
+	clock := func(script string) string {
+		return replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = {1795000000, %d}\n", us.Load()))(script)
+	}
+	eval := (&line{eval: resilienceredis.Eval(rdb), change: clock}).Eval
 	cfg := fleet.Config{Name: name(t), Eval: eval, Timeout: time.Minute, Meters: slotsOnly(1)}
 	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
@@ -235,6 +238,7 @@ func TestScriptKeepsTheOrder(t *testing.T) {
 	}
 	go func() { _, err := fleet.New(waiter).Reserve(t.Context()); admitted <- err }()
 	<-waits
+	us.Store(900_000)
 	r.Settle(0)
 	free := func() bool { return rdb.ZCard(t.Context(), cfg.Name+":{t}:s:running").Val() == 0 }
 	require.Eventually(t, free, 10*time.Second, time.Millisecond)
