@@ -135,7 +135,8 @@ elseif op == 'settle' then
     local kind, limit, x, more, key = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2], tonumber(ARGV[a + 3]), KEYS[i]
     if kind ~= 's' and not late and not again and more ~= 0 then
       local was, ends, number = stateOf(kind, key, get(key), x)
-      if kind == 'r' or number == tonumber(ARGV[a + 4]) or ARGV[a + 4] == '-1' then
+      -- Without was, the clock was set back over the periods around the settlement, so there is no window to correct.
+      if was and (kind == 'r' or number == tonumber(ARGV[a + 4]) or ARGV[a + 4] == '-1') then
         local limits = math.max(was, 2 * limit)
         local is = math.max(0, math.min(was + more, limits))
         forgiven = math.max(forgiven, (was + more - limits) / (kind == 'r' and 1000000 or 1))

@@ -104,6 +104,20 @@ func TestScriptChargesAfterwards(t *testing.T) {
 	}
 }
 
+// A settlement corrects the rates even if the clock was set back by days.
+func TestScriptSettlesOnAnEarlierDay(t *testing.T) {
+	c := newClocked(t)
+	rate := fleet.Rate("t/rate", 1e-9, 5).Burst(5).Estimated()
+	l := c.limits(fleet.Quota("t/day", 10, throttle.Window{Per: throttle.Day}, 0), rate)
+	r, err := l.Reserve(t.Context())
+	require.NoError(t, err)
+	c.off.Store(-8 * 24 * 3600)
+	r.SettleEach(map[string]int{"day": 1, "rate": 0})
+	require.Eventually(t, func() bool { return l.Stats().RoundTrips == 2 }, 10*time.Second, time.Millisecond)
+	c.off.Store(0)
+	require.Nil(t, c.reserve(c.limits(rate), -1))
+}
+
 // A settlement corrects the window from which the reservation took, and no later one.
 func TestScriptWindowIsOver(t *testing.T) {
 	c := newClocked(t)
