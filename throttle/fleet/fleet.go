@@ -91,6 +91,9 @@ var (
 	ErrClosed error = &closedError{}
 )
 
+// longest is the maximum of the durations that the script gets. The script cannot represent more than 285 years.
+const longest = 140 * 365 * 24 * time.Hour
+
 // A closedError is a refusal, because the call does not run.
 type closedError struct{}
 
@@ -219,7 +222,9 @@ func (c Config) withDefaults() Config {
 }
 
 // settleDeadline returns the time within which a settlement that failed may be sent again.
-func (c *Config) settleDeadline() time.Duration { return 10*c.RetryEvery + 11*c.Timeout }
+func (c *Config) settleDeadline() time.Duration {
+	return min(10*min(c.RetryEvery, longest/10)+11*min(c.Timeout, longest/11), longest)
+}
 
 // Limits are limits that several processes share. They are safe for concurrent use. Call Close before the process
 // ends.
@@ -442,7 +447,7 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 	if err := l.outageOf(r); err != nil {
 		return fmt.Errorf("%w: %w", throttle.ErrOutage, err)
 	}
-	_, err := l.eval(ctx, cfg, r.keys, "cool", d.Microseconds())
+	_, err := l.eval(ctx, cfg, r.keys, "cool", min(d, longest).Microseconds())
 	if end := endOf(ctx); end != nil {
 		return end
 	}

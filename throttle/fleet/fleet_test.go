@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"strings"
 	"sync"
@@ -852,6 +853,24 @@ func TestCooldownInAnOutage(t *testing.T) {
 		require.Error(t, l.Cooldown(t.Context(), "a", time.Minute), "which has it tried")
 		synctest.Wait()
 		require.NoError(t, l.Cooldown(t.Context(), "a", time.Minute))
+	})
+}
+
+func TestLongDurationsDoNotOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: math.MaxInt64, RetryEvery: math.MaxInt64,
+			Lease: math.MaxInt64, Meters: of(fleet.Rate("a/rate", 10, 5).Estimated(), fleet.Slots("a/slots", 1))})
+		require.NoError(t, l.Cooldown(t.Context(), "a", math.MaxInt64))
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		one.Settle(0)
+		require.NoError(t, l.Close(t.Context()))
+		const century = int64(100 * 365 * 24 * time.Hour / time.Microsecond)
+		for _, us := range []any{r.last["cool"][1], r.last["settle"][3]} {
+			require.GreaterOrEqual(t, us, century)
+			require.LessOrEqual(t, us, 2*century)
+		}
 	})
 }
 
