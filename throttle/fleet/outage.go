@@ -110,7 +110,7 @@ func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error)
 	return ""
 }
 
-// try pings a node. If the node answers, its outage ends.
+// try pings a node and records the result. If the node answers, its outage ends.
 func (l *Limits) try(cfg *Config, name, key string) {
 	err := callUser("Eval", func() error {
 		_, err := l.eval(context.Background(), cfg, []string{key}, "ping")
@@ -129,9 +129,9 @@ func (l *Limits) try(cfg *Config, name, key string) {
 	if ended {
 		return
 	}
-	if event := l.setTrouble(cfg, name, key, t, err); event == throttle.EventOutageEnded {
+	if event := l.setTrouble(cfg, name, key, t, err); event != "" {
 		_ = callUser("an observer", func() error {
-			l.observers.Tell(context.Background(), throttle.Event{Kind: event, Name: cfg.Name, Key: name})
+			l.observers.Tell(context.Background(), throttle.Event{Kind: event, Name: cfg.Name, Key: name, Err: err})
 			return nil
 		})
 	}

@@ -191,6 +191,23 @@ func TestRejectedScriptIsNoOutage(t *testing.T) {
 	})
 }
 
+// TestPingNotifiesOfAnOutage has a ping, not a call, find that a node is down.
+func TestPingNotifiesOfAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: replyError("NOPERM User app has no permissions to run the 'eval' command")}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		var events []throttle.Event
+		l.Observe(func(_ context.Context, e throttle.Event) { events = append(events, e) })
+		require.Error(t, l.Do(t.Context(), ok))
+		r.set(func(r *redis) { r.err = errDown })
+		time.Sleep(time.Second)
+		require.False(t, l.Stats().Down)
+		synctest.Wait()
+		require.True(t, l.Stats().Down)
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventOutageBegan, Name: "n", Err: errDown}}, events)
+	})
+}
+
 // TestTroubleChanges plays a node through the troubles that it can have, by pings.
 func TestTroubleChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
