@@ -128,6 +128,12 @@ func TestMetersAreChecked(t *testing.T) {
 		`Meters[0].Burst is 5000000000: must be 1 to 4e9, throttle.None or throttle.Unlimited`: {
 			fleet.Rate("a", 1, 1).Burst(5e9),
 		},
+		`Meters[0].Burst is 5: must be set only for a Rate`: {
+			fleet.Slots("a", 1).Burst(5),
+		},
+		`Meters[0].Burst is 6: must be set only for a Rate`: {
+			fleet.Quota("a", 1, day, 1).Burst(6),
+		},
 		`Meters[0].n is 0: must be 1 to 1e15, throttle.None or throttle.Unlimited`: {
 			fleet.Quota("a", 0, day, 1),
 		},

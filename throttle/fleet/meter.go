@@ -26,6 +26,7 @@ type Meter struct {
 	window    throttle.Window
 	cost      int64
 	estimate  bool
+	noRate    bool // Burst was called, but the meter is not a Rate
 }
 
 // A kind is a kind of meter. It contains the kind's code in the script, the name and the range of the limit, and the
@@ -71,6 +72,7 @@ func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
 // Burst returns a copy of m, which must be a Rate, with a burst of n tokens, at most 4e9.
 func (m Meter) Burst(n int) Meter {
+	m.noRate = m.kind != rates
 	if m.limit != throttle.None && m.limit != throttle.Unlimited {
 		m.limit = int64(n)
 	}
@@ -116,6 +118,8 @@ func (m *Meter) invalidField(before []Meter) (field string, value any, must stri
 	case m.kind == rates && m.perSecond != throttle.None && m.perSecond != throttle.Unlimited &&
 		!(m.perSecond > 0 && m.perSecond <= 1e9):
 		return ".perSecond", m.perSecond, "above 0 and at most 1e9, throttle.None or throttle.Unlimited"
+	case m.noRate:
+		return ".Burst", m.limit, "set only for a Rate"
 	case !named && (m.limit < 1 || m.limit > m.most):
 		return "." + m.limitName, m.limit, m.rangeText
 	case m.cost < 0:
