@@ -48,7 +48,7 @@ const never = time.Duration(math.MaxInt64)
 // the call, the field Quota is that quota.
 //
 // For a [Group], the field Key is the text of the call's key, at most 100 bytes, or "(other keys)" for a key that
-// found no room. For package fleet, the field Key is the key of the meter.
+// found no room. For package fleet, the field Key is the key of the meter, or of the first meter if Reason is Outage.
 type LimitedError struct {
 	Name   string // the limit's name
 	Key    string // the key of a Group or of package fleet; see above

@@ -32,7 +32,7 @@ type partTerms struct {
 // reserveWithout decides whether a call is admitted without Redis, as OnOutage specifies. err is the error of Redis.
 func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) (*Reservation, error) {
 	outage := &throttle.LimitedError{
-		Name: r.cfg.Name, Key: r.meters[0].tag, Reason: throttle.Outage, After: l.retryAfter(r), Err: err,
+		Name: r.cfg.Name, Key: r.meters[0].key, Reason: throttle.Outage, After: l.retryAfter(r), Err: err,
 	}
 	switch r.cfg.OnOutage {
 	case Refuse:

@@ -113,7 +113,7 @@ func TestTriesOfANode(t *testing.T) {
 		start := time.Now()
 		var tries []time.Duration
 		l := fleet.New(fleet.Config{
-			Name: "n", Meters: of(fleet.Rate("a", 1000, 1)),
+			Name: "n", Meters: of(fleet.Rate("a/calls", 1000, 1)),
 			Eval: func(_ context.Context, _ string, _ []string, args ...any) (any, error) {
 				tries = append(tries, time.Since(start))
 				return nil, errDown
@@ -123,6 +123,7 @@ func TestTriesOfANode(t *testing.T) {
 			err := l.Do(t.Context(), ok)
 			limited, _ := errors.AsType[*throttle.LimitedError](err)
 			require.GreaterOrEqual(t, limited.RetryAfter(), 100*time.Millisecond)
+			require.Equal(t, "a/calls", limited.Key)
 			require.LessOrEqual(t, limited.RetryAfter(), time.Second)
 			synctest.Wait()
 			time.Sleep(10 * time.Millisecond)
