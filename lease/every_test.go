@@ -147,6 +147,39 @@ func TestLoopReportsNoLoss(t *testing.T) {
 	})
 }
 
+// TestOnErrorGetsJoinedErrors has functions return errors when their ctx is done.
+func TestOnErrorGetsJoinedErrors(t *testing.T) {
+	failed, cause := errors.New("not recorded"), errors.New("shutting down")
+	for name, c := range map[string]struct {
+		err  func(ctx context.Context) error
+		want bool
+	}{
+		"end":            {context.Context.Err, false},
+		"cause":          {context.Cause, false},
+		"wrapped end":    {func(ctx context.Context) error { return fmt.Errorf("query: %w", ctx.Err()) }, false},
+		"end and cause":  {func(ctx context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) }, false},
+		"error":          {func(context.Context) error { return failed }, true},
+		"error and end":  {func(ctx context.Context) error { return errors.Join(failed, ctx.Err()) }, true},
+		"end with error": {func(ctx context.Context) error { return fmt.Errorf("%w: %w", ctx.Err(), failed) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			exactly(t, func(t *testing.T) {
+				for _, cause := range []error{nil, cause, errors.Join(cause, failed)} {
+					reported := 0
+					candidate := lease.New(lease.NewMemory(), lease.Config{Name: "x",
+						OnError: func(context.Context, error) { reported++ }})
+					ctx, cancel := context.WithCancelCause(t.Context())
+					_ = candidate.Loop(ctx, func(ctx context.Context, _ lease.Term) error {
+						cancel(cause)
+						return c.err(ctx)
+					})
+					require.Equal(t, c.want, reported == 1, cause)
+				}
+			})
+		})
+	}
+}
+
 func TestErrorsAreLoggedWithoutOnError(t *testing.T) {
 	var logged bytes.Buffer
 	before := slog.Default()

@@ -43,6 +43,8 @@ import (
 	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,12 +134,29 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 // shuts down, which is not an error.
 func (c *Candidate) report(ctx context.Context, err error) {
 	switch {
-	case err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)):
+	case err == nil || ctx.Err() != nil && reportsOnly(err, ctx.Err(), context.Cause(ctx)):
 	case c.cfg.OnError != nil:
 		c.cfg.OnError(ctx, err)
 	default:
 		slog.WarnContext(ctx, "lease: function failed", "lease", c.cfg.Name, "err", err)
 	}
+}
+
+// reportsOnly reports whether err, and each error that err joins, matches one of ends.
+func reportsOnly(err error, ends ...error) bool {
+	isEnd := func(end error) bool { return reflect.TypeOf(end).Comparable() && err == end }
+	if slices.ContainsFunc(ends, isEnd) {
+		return true
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !reportsOnly(err, ends...) })
+	case interface{ Unwrap() error }:
+		if e.Unwrap() != nil {
+			return reportsOnly(e.Unwrap(), ends...)
+		}
+	}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) })
 }
 
 // Campaign waits until this process leads. It is for work that is not a single function; otherwise use [Candidate.Run].
