@@ -2,6 +2,7 @@ package resiliencehttp_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -174,6 +176,93 @@ func TestUnreadBodyDoesNotEndTheResponse(t *testing.T) {
 				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("abc"))
 				require.NoError(t, err)
 				require.Equal(t, strings.Repeat("x", 10), answer(t, resp, nil))
+			})
+		})
+	}
+}
+
+// net/http reads from the connection after the end of the body, and cancels the request if that read fails.
+func TestBodyIdleEndsWithTheBody(t *testing.T) {
+	drain := func(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }
+	wrap := func(f func(io.Reader) io.Reader) func(*http.Request) {
+		return func(r *http.Request) {
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{f(r.Body), r.Body}
+		}
+	}
+	for name, c := range map[string]struct{ outer, inner func(*http.Request) }{
+		"read twice": {nil, func(r *http.Request) { drain(r); drain(r) }},
+		"outer read": {drain, drain},
+		"outer replaced": {wrap(func(r io.Reader) io.Reader {
+			b, _ := io.ReadAll(r)
+			return bytes.NewReader(b)
+		}), drain},
+		"outer buffered": {wrap(func(r io.Reader) io.Reader { return bufio.NewReader(r) }), func(r *http.Request) {
+			_, _ = io.ReadFull(iotest.OneByteReader(r.Body), make([]byte, 2))
+		}},
+		"outer buffered, read": {wrap(func(r io.Reader) io.Reader { return bufio.NewReader(r) }), func(r *http.Request) {
+			_, _ = io.Copy(io.Discard, iotest.OneByteReader(r.Body))
+		}},
+		"closed": {nil, func(r *http.Request) { _ = r.Body.Close() }},
+	} {
+		for version, protocols := range protocolsOf() {
+			t.Run(name+" "+version, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					h := resiliencehttp.Server{}.Bulkhead(slots)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+						c.inner(r)
+						select {
+						case <-r.Context().Done():
+							t.Error(r.Context().Err())
+						case <-time.After(time.Minute):
+						}
+					}))
+					base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+						if c.outer != nil {
+							c.outer(r)
+						}
+						h.ServeHTTP(w, r)
+					}, protocols)
+					resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("abc"))
+					require.NoError(t, err)
+					require.NoError(t, resp.Body.Close())
+				})
+			})
+		}
+	}
+}
+
+// net/http also reads the rest of a body when the handler writes, or closes the body.
+func TestPartlyReadBodyReturnsItsSlot(t *testing.T) {
+	for name, end := range map[string]func(http.ResponseWriter, *http.Request){
+		"Flush": func(w http.ResponseWriter, _ *http.Request) { _ = http.NewResponseController(w).Flush() },
+		"Close": func(_ http.ResponseWriter, r *http.Request) { _ = r.Body.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slots := bulkhead.New(bulkhead.Config{Limit: 1})
+				s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
+				// If Bulkheads are nested, the deadline of the inner one also counts.
+				inner := s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_, err := r.Body.Read(make([]byte, 1))
+					require.NoError(t, err)
+					end(w, r)
+				}))
+				base := serveMemory(t, s.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))(inner).ServeHTTP, nil)
+				req, err := http.NewRequest("POST", "http://a/", pausingBody(t, time.Hour, "a", "b"))
+				require.NoError(t, err)
+				req.ContentLength = 2
+				go func() {
+					if resp, err := (&http.Client{Transport: base}).Do(req); err == nil {
+						_ = resp.Body.Close()
+					}
+				}()
+				time.Sleep(2*time.Second - time.Millisecond)
+				require.Equal(t, 1, slots.Stats().InFlight)
+				time.Sleep(2 * time.Millisecond)
+				require.Zero(t, slots.Stats().InFlight)
 			})
 		})
 	}

@@ -26,7 +26,8 @@ import (
 //   - the texts of its errors,
 //   - the types of request bodies that it recognizes as in memory,
 //   - its use of an HTTP/2 connection after a request with Close set,
-//   - the read deadline of the server.
+//   - the read deadline of the server,
+//   - the type of the server's request bodies, and its field sawEOF.
 //
 // TestGoVersionIsChecked lists the versions of Go with which this code was checked.
 
@@ -318,3 +319,20 @@ func multiplexed(base *http.Transport, conn net.Conn) bool {
 // starts to write its response. net/http does this only over HTTP/1, where it also clears the read deadline
 // at the end of the body.
 func readsWhileWritten(r *http.Request) bool { return r.ProtoMajor == 1 }
+
+// ownBody reports whether body is a body of net/http's HTTP/1 server that no middleware has replaced or
+// wrapped, and whether it has been read to its end.
+func ownBody(body io.ReadCloser) (own, atEnd bool) {
+	for idle, ok := body.(*idleBody); ok; idle, ok = body.(*idleBody) { // of an outer Bulkhead
+		body = idle.ReadCloser
+	}
+	v := reflect.ValueOf(body)
+	if v.Kind() != reflect.Pointer || v.Type().String() != "*http.body" || v.Type().Elem().PkgPath() != "net/http" {
+		return false, false
+	}
+	f := v.Elem().FieldByName("sawEOF")
+	if f.Kind() != reflect.Bool {
+		return false, false
+	}
+	return true, f.Bool()
+}

@@ -44,12 +44,18 @@ type Server struct {
 	// BodyIdle is the maximum time that a Read of a request's body waits for data. BodyIdle applies to handlers
 	// inside [Server.Bulkhead]. Without BodyIdle, a client that sends a header but no body would hold its slot
 	// forever. After BodyIdle, Read returns a [*resilience.TimeoutError], and net/http closes the connection
-	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body of
-	// a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that keeps sending a few bytes
-	// at a time is limited only by the ReadTimeout of the [http.Server].
+	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit the time between two Reads, the body
+	// of a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that keeps sending a few
+	// bytes at a time is limited only by the ReadTimeout of the [http.Server]. A client that does not read its
+	// response also holds its slot, and is limited only by the server's WriteTimeout.
+	//
+	// Over HTTP/1.1, net/http reads the rest of a body when the handler writes. BodyIdle also limits these
+	// reads, unless outer middleware has wrapped or replaced the body, as [http.MaxBytesHandler] does. Use
+	// such middleware inside Bulkhead.
 	//
 	// Zero means 30 seconds. [resilience.Unlimited] means no limit; use it for request streams whose sender
-	// may pause. If the ResponseWriter does not support SetReadDeadline, BodyIdle has no effect.
+	// may pause. Bulkhead panics if BodyIdle has any other negative value. If the ResponseWriter does not
+	// support SetReadDeadline, BodyIdle has no effect.
 	BodyIdle time.Duration
 }
 
@@ -63,8 +69,8 @@ type Server struct {
 // bulkhead's Do, and pass the error of Do to [Server.Refuse].
 //
 // b's functions Priority and Share can read values, such as the tenant, from the request's ctx. Outer
-// middleware must set the values that Priority and Share read, from information that the client cannot
-// choose. Bulkhead panics if b is nil, or if BodyIdle is negative and not Unlimited.
+// middleware must set these values from information that the client cannot choose. Bulkhead panics if b is
+// nil.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
