@@ -59,6 +59,20 @@ func TestRepeatableRequestsAreRepeated(t *testing.T) {
 	}
 }
 
+func TestEmptyIdempotencyKeyIsNoKey(t *testing.T) {
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		server := serve(t, false, statuses("", 503))
+		for i, values := range [][]string{{""}, {}} { // net/http documents that no values mean an idempotent request
+			req, err := http.NewRequest("POST", server.URL, nil)
+			require.NoError(t, err)
+			req.Header[name] = values
+			resp, err := server.client(retries(3).Wrap).Do(req)
+			answer(t, resp, err)
+			require.EqualValues(t, []int64{1, 4}[i], server.requests.Load())
+		}
+	}
+}
+
 func TestBodiesThatCanBeSentAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		body     io.Reader

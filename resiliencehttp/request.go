@@ -69,10 +69,15 @@ func replayable(req *http.Request) bool {
 }
 
 // keyed reports whether the request has an idempotency key, by which a server recognizes a repeated request.
+// An empty value is not a key. A field without any values is one: net/http documents that such a request may
+// be repeated.
 func keyed(req *http.Request) bool {
-	_, key := req.Header["Idempotency-Key"]
-	_, xkey := req.Header["X-Idempotency-Key"]
-	return key || xkey
+	for _, name := range [...]string{"Idempotency-Key", "X-Idempotency-Key"} {
+		if values, ok := req.Header[name]; ok && (len(values) == 0 || values[0] != "") {
+			return true
+		}
+	}
+	return false
 }
 
 // A requestBody provides the caller's body to consecutive attempts. It is nil for a request without a body.
