@@ -3,6 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -284,13 +285,18 @@ type evidence struct {
 // options returns opts with the options that collect the evidence. gRPC calls finish with the result of the
 // attempt.
 func (e *evidence) options(opts []grpc.CallOption, finish func(error)) []grpc.CallOption {
+	e.peer.Addr = noConn{}
 	return slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&e.trailer), grpc.Peer(&e.peer), grpc.OnFinish(finish)})
 }
+
+// A noConn is the address in an evidence until gRPC reports the connection that the call was sent on. It is
+// not nil, because a connection of a custom dialer may have no address.
+type noConn struct{ net.Addr }
 
 // neverSent reports whether the call was certainly never sent. This is the case if gRPC has finished the call
 // without reporting the connection that it was sent on. If an inner interceptor does not pass the options to
 // gRPC, neverSent returns false.
-func (e *evidence) neverSent() bool { return e.finished.Load() && e.peer.Addr == nil }
+func (e *evidence) neverSent() bool { return e.finished.Load() && e.peer.Addr == net.Addr(noConn{}) }
 
 // MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. MethodOf
 // returns "" if ctx belongs to no call. MethodOf works in policies, observers and handlers. The result of

@@ -555,6 +555,26 @@ func TestDroppedOptionsProveNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
+// A conn of a custom dialer may have no address.
+type addrlessConn struct{ net.Conn }
+
+func (addrlessConn) RemoteAddr() net.Addr { return nil }
+
+func TestConnWithoutAddressIsNoProof(t *testing.T) {
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return nil, status.Error(codes.Unavailable, "")
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, "passthrough:x", resiliencegrpc.Client{Middleware: twice().Wrap},
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			conn, err := net.Dial("tcp", lis.Addr().String())
+			return addrlessConn{conn}, err
+		}))
+	_, err := client.Create(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
 // If a policy recovers a panic, it is unknown whether the attempt was sent.
 func TestNoRetryAfterPanic(t *testing.T) {
 	recovers := func(next resilience.Func) resilience.Func {
