@@ -32,6 +32,7 @@ func TestMiddlewareOfNilPanicsWhenBuilt(t *testing.T) {
 		"resiliencehttp: Throttle needs a Limiter, not nil":  func() { resiliencehttp.Server{}.Throttle(nil) },
 		"resiliencehttp: ThrottleBy needs a limit, not nil":  func() { resiliencehttp.Server{}.ThrottleBy(nil, nil) },
 		"resiliencehttp: Bulkhead needs a Bulkhead, not nil": func() { resiliencehttp.Server{}.Bulkhead(nil) },
+		"resiliencehttp: Health needs policies, not nil":     func() { resiliencehttp.Health(nil) },
 	} {
 		require.PanicsWithError(t, want, build)
 	}

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/go-resilience/resilience/policy"
@@ -29,13 +31,16 @@ const healthTimeout = time.Second
 // The response contains neither details nor errors, because they may contain secrets. The overall status is
 // "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is always 200, so an
 // orchestrator does not restart the process because of a dependency that is down. The ctx that the health
-// checks of the policies receive is canceled after 1 second.
+// checks of the policies receive is canceled after 1 second. Health panics if policies is nil.
 //
 // Reference: Health Endpoint Monitoring in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
 func Health(policies interface {
 	Health(ctx context.Context) iter.Seq2[string, policy.Health]
 }) http.Handler {
+	if v := reflect.ValueOf(policies); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		panic(errors.New("resiliencehttp: Health needs policies, not nil"))
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")

@@ -332,14 +332,15 @@ var (
 	ErrEncoded = errors.New("resiliencehttp: response has a Content-Encoding")
 )
 
-// Bytes waits for the first n bytes of the body and returns them. Each call of Bytes starts at the first
-// byte. If Bytes returns fewer than n bytes, it also returns an error: [io.EOF] if the body is shorter,
-// [ErrTooLong] if n is more than 64 KiB, or the error of reading the body. The caller must not change or
-// retain the bytes.
+// Bytes waits for the first n bytes of the body and returns them. A negative n means 0. Each call starts at
+// the first byte. If Bytes returns fewer than n bytes, it also returns an error: [io.EOF] if the body is
+// shorter, [ErrTooLong] if n is more than 64 KiB, or the error of reading the body. The caller must not change
+// or retain the bytes.
 func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
 	}
+	n = max(n, 0)
 	a.body.touched = true
 	a.body.fill(min(n, aheadLimit), a.body.read)
 	switch got := a.body.ahead; {

@@ -400,7 +400,10 @@ func TestAhead(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, "hello"[:n], string(read))
 			}
-			read, err := ahead.Bytes(6)
+			read, err := ahead.Bytes(-1)
+			require.NoError(t, err)
+			require.Empty(t, read)
+			read, err = ahead.Bytes(6)
 			require.Equal(t, io.EOF, err)
 			require.Equal(t, "hello", string(read))
 		}},
