@@ -78,9 +78,9 @@ import (
 // response ends, the upload is cut off. net/http itself also cuts off the upload over HTTP/1.1, and for any
 // status of 300 or above.
 //
-// A failed response holds no slot while its body is read. If another attempt may follow, the Transport reads
-// up to 64 KiB of the failed response, for at most 1 second, because otherwise net/http could not reuse the
-// connection.
+// A failed response holds no slot while the caller reads its body. If another attempt may follow, the Transport
+// itself reads up to 64 KiB of the failed response, for at most 1 second, while the attempt holds its slot. If
+// it did not, net/http could not reuse the connection.
 //
 // The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are
 // released during the last Read of the body, or during its Close. If ctx is done before the body ends, slots
