@@ -42,9 +42,9 @@ import (
 // already open: RecvMsg returns the status, and retriers do not see it.
 //
 // A breaker counts a stream as a success when the first message or the header arrives. If the stream ends
-// before its first message or header, the breaker counts the result of the stream. If the stream fails after
-// its first message or header, the breaker replaces the success by a failure. An adaptive bulkhead, and other
-// middleware that observes the end of work (see [resilience.Work]), also receive the stream's result:
+// before that, the breaker counts the result with which it ends. If the stream fails later, the breaker
+// replaces the success by a failure. An adaptive bulkhead, and other middleware that observes the end of work
+// (see the method OnEnd of [resilience.Work]), also receive the stream's result:
 //
 //   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
 //     ended normally.
@@ -58,6 +58,8 @@ import (
 //     result.
 //   - If the caller waits for the server for longer than Idle, or if the server ends the stream with a status
 //     that is neither OK nor an answer, the stream failed.
+//
+// [resilience.AtEnd] does not wait for the end of a stream: it calls its function when the opening returns.
 //
 // The caller must make sure that each stream ends. A stream ends when RecvMsg returns an error or io.EOF,
 // when the stream's ctx is done, or when the connection is closed.
@@ -80,7 +82,8 @@ import (
 type Client struct {
 	// Middleware holds the policies, usually a [resilience.Chain]. DialOptions applies it once, to a function
 	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
-	// after Middleware itself has returned. Nil means no policies.
+	// after Middleware itself has returned. Interceptors after those of the Client must not call their invoker
+	// or streamer concurrently, either. To hedge calls, use an interceptor before them. Nil means no policies.
 	//
 	// Middleware may itself make a call before a stream is opened, to get a token for example. For a call of its
 	// own, Middleware must use a different ctx. With the stream's ctx, the policies of Middleware's own call
