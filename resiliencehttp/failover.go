@@ -63,7 +63,14 @@ const failoverBuffer = 1 << 20
 
 // RoundTrip implements http.RoundTripper.
 func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
-	body := newRequestBody(req, failoverBuffer)
+	std := !slices.ContainsFunc(f.next, func(next http.RoundTripper) bool {
+		if t, ok := next.(*Transport); ok {
+			next = t.base()
+		}
+		_, ok := next.(*http.Transport)
+		return !ok
+	})
+	body := newRequestBody(req, failoverBuffer, std)
 	defer body.close()
 	var errs []error
 	for i, next := range f.next {

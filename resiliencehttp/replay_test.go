@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -552,6 +553,33 @@ func TestPostWhoseBodyIsGoneIsNotRetried(t *testing.T) {
 	_, err := client.Post("http://example.com", "", &trackedBody{Reader: strings.NewReader("x")})
 	require.Error(t, err)
 	require.Equal(t, 1, dials)
+}
+
+// A RoundTripper may read the body after it has returned.
+func TestBodyMayBeReadAfterRoundTrip(t *testing.T) {
+	for name, wrap := range map[string]func(http.RoundTripper) http.RoundTripper{
+		"Transport": func(base http.RoundTripper) http.RoundTripper {
+			return &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}
+		},
+		"Failover": func(base http.RoundTripper) http.RoundTripper { return resiliencehttp.Failover(base, base) },
+		"Failover of Transport": func(base http.RoundTripper) http.RoundTripper {
+			return resiliencehttp.Failover(&resiliencehttp.Transport{Base: base})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			done := make(chan struct{})
+			client := &http.Client{Transport: wrap(roundTripper(func(req *http.Request) (*http.Response, error) {
+				go func() {
+					defer close(done)
+					_, _ = io.Copy(io.Discard, iotest.OneByteReader(req.Body))
+				}()
+				return nil, errors.New("reset")
+			}))}
+			_, err := client.Post("http://a/", "text/plain", strings.NewReader(strings.Repeat("x", 10_000)))
+			require.Error(t, err)
+			<-done
+		})
+	}
 }
 
 func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {

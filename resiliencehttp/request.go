@@ -85,17 +85,19 @@ type requestBody struct {
 	req    *http.Request
 	copied *copiedBody // copies the caller's body while it is sent; nil if the body is not copied
 	used   bool        // whether an attempt has used req.Body
+	std    bool        // whether an *http.Transport sends the request
 
 	mu   sync.Mutex
 	sent []*sentBody // the bodies of the latest attempt; more than one if Base calls GetBody
 }
 
-// newRequestBody returns the body of req. If req has no GetBody, up to limit bytes are copied while they are sent.
-func newRequestBody(req *http.Request, limit int64) *requestBody {
+// newRequestBody returns the body of req. If req has no GetBody, up to limit bytes are copied while they are sent. std
+// reports whether an *http.Transport sends req.
+func newRequestBody(req *http.Request, limit int64, std bool) *requestBody {
 	if req.Body == nil || req.Body == http.NoBody {
 		return nil
 	}
-	b := &requestBody{req: req}
+	b := &requestBody{req: req, std: std}
 	if req.GetBody == nil && limit > 0 && req.ContentLength <= limit {
 		b.copied = newCopiedBody(req.Body, limit)
 	}
@@ -157,18 +159,18 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 	return b.req.GetBody()
 }
 
-// track returns a body that records how it is read. It returns an in-memory body unchanged, because net/http
-// must recognize its type to send it in one write with the header.
+// track returns a body that records how it is read. It returns an in-memory body for an *http.Transport
+// unchanged, because net/http must recognize its type to send it in one write with the header. How it is read
+// need not be recorded: the hooks of httptrace show whether it may have been sent.
 func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	if body == http.NoBody {
 		return body
 	}
+	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
 	b.sent = append(b.sent, s)
-	if m := memoryOf(body); m != nil && int64(m.Len()) == b.req.ContentLength {
-		s.memory = m
+	if m := memoryOf(body); b.std && m != nil && int64(m.Len()) == b.req.ContentLength {
 		return body
 	}
 	return s
@@ -221,7 +223,6 @@ type sentBody struct {
 	source   io.ReadCloser
 	declared int64         // the request's ContentLength; 0 or less if the length is unknown
 	reading  chan struct{} // holds a value during a Read
-	memory   inMemory      // the reader that net/http uses instead of the sentBody; may be nil
 	sent     func()        // called at the end of the body and when it is closed; set before the body is sent
 
 	mu     sync.Mutex
@@ -296,7 +297,7 @@ func (b *sentBody) retire(ctx context.Context) error {
 func (b *sentBody) wasRead() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.begun || b.memory != nil && int64(b.memory.Len()) != b.declared
+	return b.begun
 }
 
 // failed reports whether reading the body failed, or the body is longer or shorter than its declared length.

@@ -272,7 +272,8 @@ func (t *Transport) send(
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
 	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), hedging: h, over: over}
-	c.body = newRequestBody(req, t.MaxBuffer)
+	_, std := t.base().(*http.Transport)
+	c.body = newRequestBody(req, t.MaxBuffer, std)
 	stop := func() {}
 	c.Context = c.caller
 	if t.passed != nil {
