@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/go-resilience/resilience"
@@ -54,7 +55,7 @@ type Config struct {
 }
 
 func (cfg Config) in(pool *pgxpool.Pool) resiliencesql.Transactions[tx] {
-	in := resiliencesql.Transactions[tx]{Code: code, Begin: func(ctx context.Context) (tx, error) {
+	in := resiliencesql.Transactions[tx]{Code: cfg.code, Begin: func(ctx context.Context) (tx, error) {
 		t, err := pool.BeginTx(ctx, cfg.Options)
 		return tx{Tx: t}, err
 	}, Primary: func(ctx context.Context, probe string) (tx, error) {
@@ -123,6 +124,15 @@ func code(err error) string {
 		return "25P02" // in failed transaction
 	}
 	return ""
+}
+
+// code is like the function code. In a transaction that is read-only by Options, a rejected write is a mistake of fn and
+// not a sign of a read-only server.
+func (cfg Config) code(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "25006" && cfg.Options.AccessMode == pgx.ReadOnly {
+		return "25000" // invalid transaction state
+	}
+	return code(err)
 }
 
 // InTx runs fn in a transaction and commits it, by the rules of resiliencesql.InTx.

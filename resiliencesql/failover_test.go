@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,6 +76,31 @@ func TestFailoverWithoutAPrimaryIsAFailure(t *testing.T) {
 	require.True(t, resilience.Retryable(err) && !resilience.Answered(err))
 	require.Equal(t, 1, runs)
 	require.Equal(t, 1, s.Conns()[0], "the newest connection stays")
+}
+
+// TestWriteInReadOnlyTxIsAnswered: a primary also rejects it, so another server would be no better.
+func TestWriteInReadOnlyTxIsAnswered(t *testing.T) {
+	known := errors.New("read-only")
+	for _, rejected := range []error{standby.ReadOnly, known, fmt.Errorf("update: %w", state("25006"))} {
+		s := &standby.Servers{Refuse: rejected}
+		db := s.Open(t, 3)
+		s.Swap()
+		cfg := resiliencesql.Config{Options: &sql.TxOptions{ReadOnly: true}, Code: func(err error) string {
+			if errors.Is(err, known) {
+				return "25006"
+			}
+			return ""
+		}}
+		runs := 0
+		err := resiliencesql.InTx(t.Context(), db, cfg, func(ctx context.Context, tx *sql.Tx) error {
+			runs++
+			return insert(ctx, tx)
+		})
+		require.ErrorIs(t, err, rejected)
+		require.True(t, resilience.Answered(err) && !resilience.Retryable(err))
+		require.Equal(t, 1, runs)
+		require.Equal(t, [2]int{3, 0}, s.Conns(), "no connection is closed")
+	}
 }
 
 // TestFailoverHeedsAMark: what fn says of an error counts.

@@ -59,6 +59,9 @@
 // runs the transaction there, within the same attempt. If a prepared statement is stale, InTx also runs the transaction
 // once more within the same attempt.
 //
+// In a transaction whose options make it read-only, a rejected write is a mistake of fn. The verdict of the codes 25006
+// and 1792 is then answered.
+//
 // Write in transactions. Outside a transaction, database/sql repeats a statement by itself if the driver reports that
 // nothing was sent. For a statement without arguments, pgx (v5.12) reports this even if the connection is lost while
 // the database executes the statement, which may then take effect twice.
@@ -159,8 +162,7 @@ func Value[T any](
 
 // in returns the configuration of transactions in db.
 func (cfg Config) in(db *sql.DB) sqltx.Config[tx] {
-	in := sqltx.Database(db, cfg.Options)
-	in.Code = cfg.Code
+	in := sqltx.Database(db, cfg.Options, cfg.Code)
 	if cfg.Check != nil {
 		in.Check = func(ctx context.Context, t tx) (bool, error) { return cfg.Check(ctx, t.Tx) }
 	}

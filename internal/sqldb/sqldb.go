@@ -135,7 +135,7 @@ func Transact(
 	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int,
 	fn func(ctx context.Context, tx *sql.Tx) error,
 ) error {
-	in := sqltx.Database(db, options)
+	in := sqltx.Database(db, options, nil)
 	for tries := 0; ; tries++ {
 		err := in.InTx(ctx, nil, func(ctx context.Context, tx sqltx.SQL) error { return fn(ctx, tx.Tx) })
 		if end := behavior.Read(err); tries == repeats || end.Kind != behavior.Answered || !end.Retryable {

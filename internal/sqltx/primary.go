@@ -77,6 +77,41 @@ func Reader(err error, code func(error) string) (probe string) {
 	return probe
 }
 
+// ReadOnly returns a Config.Code for transactions with the option to be read-only. It is like code, which may be nil,
+// but a rejected write is an answer: fn has made a mistake, and the server may well be a primary.
+func ReadOnly(code func(error) string) func(error) string {
+	const readOnly, invalidState = "25006", "25000"
+	return func(err error) string {
+		if code != nil {
+			switch state := code(err); state {
+			case "":
+			case readOnly:
+				return invalidState
+			default:
+				return state
+			}
+		}
+		rejected, other := false, false
+		first(err, func(err error) verdict {
+			state, _ := stateOf(err)
+			kind, number := numberOf(err)
+			switch {
+			case state == readOnly, kind == isMySQL && number == 1792:
+				rejected = true
+			case state != "", kind != 0:
+				other = true
+			default:
+				return none
+			}
+			return answered
+		})
+		if rejected && !other {
+			return invalidState
+		}
+		return ""
+	}
+}
+
 // errNoPrimary is the error of Primary if all servers are read-only.
 var errNoPrimary = errors.New("no server takes writes")
 
@@ -110,9 +145,12 @@ func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 	}
 }
 
-// Database returns the Config for transactions in db.
-func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
-	return Config[SQL]{Begin: func(ctx context.Context) (SQL, error) {
+// Database returns the Config for transactions in db. code is Config.Code.
+func Database(db *sql.DB, options *sql.TxOptions, code func(error) string) Config[SQL] {
+	if options != nil && options.ReadOnly {
+		code = ReadOnly(code)
+	}
+	return Config[SQL]{Code: code, Begin: func(ctx context.Context) (SQL, error) {
 		t, err := db.BeginTx(ctx, options)
 		return SQL{Tx: t}, err
 	}, Primary: func(ctx context.Context, probe string) (SQL, error) {

@@ -1,6 +1,8 @@
 package sqltx
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -81,4 +83,20 @@ func TestStale(t *testing.T) {
 		require.Equal(t, c.want, Stale(c.err, nil), "%v", c.err)
 	}
 	require.False(t, Stale(&raised{"26000", ""}, func(error) string { return "23505" }), "Code is asked first")
+}
+
+func TestReadOnly(t *testing.T) {
+	code := ReadOnly(func(err error) string { return map[string]string{"A": "25006", "B": "23505"}[err.Error()] })
+	rejected, lost := &raised{"25006", ""}, &raised{"57P01", ""}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{rejected, "25000"}, {fmt.Errorf("write: %w", rejected), "25000"}, {errors.Join(errors.New("x"), rejected), "25000"},
+		{lost, ""}, {errors.Join(rejected, lost), ""}, {errors.New("25006"), ""},
+		{errors.New("A"), "25000"}, {errors.New("B"), "23505"},
+	} {
+		require.Equal(t, c.want, code(c.err), "%v", c.err)
+	}
+	require.Equal(t, "25000", ReadOnly(nil)(rejected))
 }

@@ -30,6 +30,20 @@ func newPool(t *testing.T, dsn string) *pgxpool.Pool {
 
 var often = retry.New(retry.Config{Attempts: 20, Backoff: retry.Constant(time.Millisecond)}).Wrap
 
+// TestPgxWriteInReadOnlyTx runs fn once, because a write in a read-only transaction is a mistake of fn.
+func TestPgxWriteInReadOnlyTx(t *testing.T) {
+	d, runs := postgres(t), 0
+	err := resiliencepgx.InTx(t.Context(), newPool(t, fmt.Sprintf(d.dsn, d.addr)),
+		resiliencepgx.Config{Options: pgx.TxOptions{AccessMode: pgx.ReadOnly}, Retry: often},
+		func(ctx context.Context, tx pgx.Tx) error {
+			runs++
+			_, err := tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
+			return err
+		})
+	requireAnswered(t, err)
+	require.Equal(t, 1, runs)
+}
+
 // TestPgxInTx: a serialization failure and a backend that is killed are tried again, a
 // duplicate and a transaction that had failed before its COMMIT are not.
 func TestPgxInTx(t *testing.T) {

@@ -286,6 +286,25 @@ func TestReadOnly(t *testing.T) {
 	})
 }
 
+// TestWriteInReadOnlyTx runs fn once, because a write in a read-only transaction is a mistake of fn.
+func TestWriteInReadOnlyTx(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, db *sql.DB) {
+		if d.driver != "pgx" && d.driver != "mysql" {
+			t.Skip("SQLite's drivers ignore the option")
+		}
+		runs := 0
+		err := resiliencesql.InTx(t.Context(), db,
+			resiliencesql.Config{Options: &sql.TxOptions{ReadOnly: true}, Retry: often},
+			func(ctx context.Context, tx *sql.Tx) error {
+				runs++
+				_, err := tx.ExecContext(ctx, "INSERT INTO book VALUES ('a', 1)")
+				return err
+			})
+		requireAnswered(t, err)
+		require.Equal(t, 1, runs)
+	})
+}
+
 func TestTooManyConnections(t *testing.T) {
 	t.Run("PostgreSQL", func(t *testing.T) {
 		d := postgres(t)
