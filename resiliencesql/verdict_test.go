@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -125,6 +127,7 @@ var verdicts = map[string][]error{
 	unknown: {
 		state("40003"), state("08007"), fmt.Errorf("%w, %w", state("40001"), state("08007")),
 		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, fmt.Errorf("read: %w", io.EOF),
+		syscall.ECONNRESET, fmt.Errorf("write: %w", syscall.EPIPE),
 		&net.OpError{Op: "read", Err: errors.New("reset")}, &net.OpError{Op: "write", Err: errors.New("broken pipe")},
 	},
 	unchanged: {
@@ -133,6 +136,7 @@ var verdicts = map[string][]error{
 		state(""), unsent(false), &numbered{404}, &numbered{1290}, coded(5), coded(19), coded(404), extended{19,
 			2067}, struct{ error }{errors.New("x")},
 		errors.Join(errors.New("a"), errors.New("b")),
+		syscall.EMFILE, &fs.PathError{Op: "open", Path: "ca.pem", Err: syscall.ENOENT},
 	},
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"reflect"
+	"syscall"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
@@ -215,7 +216,9 @@ func connectionVerdict(err error) verdict {
 		}
 		return unknown
 	case net.Error:
-		return unknown
+		if reflect.TypeOf(err).PkgPath() != "syscall" || lost(err) {
+			return unknown
+		}
 	}
 	if v := reflect.TypeOf(err); v.Kind() == reflect.Pointer && v.Elem().Name() == "ConnectError" {
 		return unavailable // a type of pgconn; recognized by its name, because it has no method for that
@@ -224,6 +227,13 @@ func connectionVerdict(err error) verdict {
 		return unknown
 	}
 	return none
+}
+
+// lost reports whether an error number of the operating system means that a connection was lost. Other numbers may be
+// those of a file, and are also a net.Error.
+func lost(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED) ||
+		errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
 // stateVerdict returns the verdict of an SQLSTATE, whose first two characters are its class. routine is the function
