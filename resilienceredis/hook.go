@@ -94,11 +94,15 @@ type Config struct {
 }
 
 // Hook makes client run its commands and pipelines under policies. A pipeline or a transaction counts as one call. Call
-// Hook before client is used. Hook panics if client is not a *redis.Client, a *redis.ClusterClient or a *redis.Ring.
+// Hook before client is used. Hook panics if cfg has no Node, or if client is not a *redis.Client, a *redis.ClusterClient
+// or a *redis.Ring.
 //
 // If a policy refuses a command, the error of the command is the policy's error. If a policy refuses a pipeline, each
 // command of the pipeline has that error.
 func Hook(client redis.UniversalClient, cfg Config) {
+	if cfg.Node == nil {
+		panic("resilienceredis.Config.Node is nil: must be a function that returns policies")
+	}
 	node := func(c *redis.Client) { c.AddHook(&hook{cfg.Node(c.Options().Addr)}) }
 	switch c := client.(type) {
 	case *redis.Client:
@@ -119,27 +123,28 @@ func Hook(client redis.UniversalClient, cfg Config) {
 type hook struct{ policies resilience.Middleware }
 
 // A call is the ctx of a command or a pipeline in flight. If a connection must be set up for it, the commands of the
-// setup also have this ctx, and so run without policies.
+// setup also have this ctx, and so run without the policies of the same hook.
 type call struct {
 	context.Context
+	hook *hook // nil means that the commands of the setup run without the policies of any hook
 	cmd  redis.Cmder
 	cmds []redis.Cmder
 	sent bool
 }
 
-type callKey struct{}
+type callKey struct{ *hook }
 
-// Value returns c for callKey.
+// Value returns c for the callKey of its hook.
 func (c *call) Value(key any) any {
-	if key == (callKey{}) {
+	if k, ok := key.(callKey); ok && (c.hook == nil || c.hook == k.hook) {
 		return c
 	}
 	return c.Context.Value(key)
 }
 
-// callOf returns the call from which ctx is derived, or nil if there is none.
-func callOf(ctx context.Context) *call {
-	c, _ := ctx.Value(callKey{}).(*call)
+// callOf returns the call of h from which ctx is derived, or nil if there is none.
+func (h *hook) callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{h}).(*call)
 	return c
 }
 
@@ -149,24 +154,24 @@ func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 // ProcessHook runs a command under the policies.
 func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	guarded := h.policies(func(ctx context.Context) error {
-		c := callOf(ctx)
+		c := h.callOf(ctx)
 		if c == nil {
 			return errNoCall
 		}
 		return classified(next(ctx, c.cmd))
 	})
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if callOf(ctx) != nil {
+		if h.callOf(ctx) != nil {
 			return next(ctx, cmd)
 		}
-		return withoutVerdict(guarded(&call{Context: ctx, cmd: cmd}))
+		return withoutVerdict(guarded(&call{Context: ctx, hook: h, cmd: cmd}))
 	}
 }
 
 // ProcessPipelineHook runs a pipeline under the policies. The pipeline is one call.
 func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	guarded := h.policies(func(ctx context.Context) error {
-		c := callOf(ctx)
+		c := h.callOf(ctx)
 		if c == nil {
 			return errNoCall
 		}
@@ -182,10 +187,10 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 		return err
 	})
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if callOf(ctx) != nil {
+		if h.callOf(ctx) != nil {
 			return next(ctx, cmds)
 		}
-		c := &call{Context: ctx, cmds: cmds}
+		c := &call{Context: ctx, hook: h, cmds: cmds}
 		err := withoutVerdict(guarded(c))
 		if !c.sent {
 			for _, cmd := range cmds {

@@ -316,8 +316,52 @@ func TestHookGuardsTheShardsOfARing(t *testing.T) {
 
 func TestHookKnowsItsClients(t *testing.T) {
 	require.PanicsWithValue(t, "resilienceredis: Hook: a <nil>, must be a Client, a ClusterClient or a Ring", func() {
-		resilienceredis.Hook(nil, resilienceredis.Config{})
+		resilienceredis.Hook(nil, node(resilience.Chain()))
 	})
+}
+
+func TestHookNeedsNode(t *testing.T) {
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"node"}})
+	defer cluster.Close()
+	for _, rdb := range []redis.UniversalClient{cluster, nil} {
+		require.PanicsWithValue(t, "resilienceredis.Config.Node is nil: must be a function that returns policies", func() {
+			resilienceredis.Hook(rdb, resilienceredis.Config{})
+		})
+	}
+}
+
+func node(m resilience.Middleware) resilienceredis.Config {
+	return resilienceredis.Config{Node: func(string) resilience.Middleware { return m }}
+}
+
+func TestEachHookAppliesItsPolicies(t *testing.T) {
+	calls := map[string]int{}
+	count := func(name string, before func(context.Context) error) resilience.Middleware {
+		return func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				calls[name]++
+				if err := before(ctx); err != nil {
+					return err
+				}
+				return next(ctx)
+			}
+		}
+	}
+	nothing := func(context.Context) error { return nil }
+	inner := always("+v").client(t, count("inner", nothing))
+	resilienceredis.Hook(inner, node(count("second", nothing)))
+	var outer *redis.Client
+	outer = always("+v").client(t, count("outer", func(ctx context.Context) error {
+		if err := outer.Ping(ctx).Err(); err != nil { // without policies, because it is part of the call
+			return err
+		}
+		_, err := inner.Pipelined(ctx, func(p redis.Pipeliner) error { return p.Get(ctx, "key").Err() })
+		return err
+	}))
+	require.NoError(t, outer.Get(t.Context(), "key").Err())
+	require.Equal(t, map[string]int{"outer": 1, "inner": 1, "second": 1}, calls)
+	require.NoError(t, inner.Get(t.Context(), "key").Err())
+	require.Equal(t, map[string]int{"outer": 1, "inner": 2, "second": 2}, calls)
 }
 
 func TestEvalSendsTheHashOfAKnownScript(t *testing.T) {
