@@ -73,13 +73,13 @@ func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that an invalidation did not reach the Store. The Cache retries it in the background.
 // Until a retry succeeds, other processes may read the old values, for at most their TTL, extended by
-// StaleWhileRevalidate and StaleIfError. The error matches [ErrNotPropagated].
+// the larger of StaleWhileRevalidate and StaleIfError. The error matches [ErrNotPropagated].
 //
 // If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as strings, converted by Config.Key; nil means all keys
-	Err  error    // the error of the Store for the first of Keys
+	Err  error    // the error of the Store for the first of Keys; not wrapped, see Unwrap
 
 	inWrite bool  // Write returned the error
 	write   error // the error of the write function
@@ -100,13 +100,9 @@ func (e *InvalidateError) Error() string {
 	return before + keys + " not invalidated in the store: " + e.Err.Error()
 }
 
-// Unwrap returns Err and, if the write failed, the error of the write.
-func (e *InvalidateError) Unwrap() []error {
-	if e.write == nil {
-		return []error{e.Err}
-	}
-	return []error{e.write, e.Err}
-}
+// Unwrap returns the error of the write, or nil if the write succeeded. It does not return Err: if the Store was too
+// slow, a caller would otherwise take a write that succeeded for one that timed out.
+func (e *InvalidateError) Unwrap() error { return e.write }
 
 // Is reports whether target is [ErrNotPropagated].
 func (e *InvalidateError) Is(target error) bool { return target == ErrNotPropagated }
@@ -123,10 +119,13 @@ func (e *InvalidateError) Retryable() bool { return behavior.Read(e.write).Retry
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
 // WriteError returns the error of the write function, given an error of [Cache.Write]. It returns nil if the write
-// succeeded and only the invalidation failed.
+// succeeded and only the invalidation failed. If the write function returns the error of another Write, WriteError
+// returns the error of the innermost write function.
 func WriteError(err error) error {
-	if e, ok := err.(*InvalidateError); ok {
-		return e.write
+	e, ok := err.(*InvalidateError)
+	for ok && e.inWrite {
+		err = e.write
+		e, ok = err.(*InvalidateError)
 	}
 	return err
 }

@@ -2,6 +2,8 @@ package cacheaside_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/policy"
 )
@@ -18,6 +21,53 @@ func write(t *testing.T, c *cacheaside.Cache[int, int], key int) {
 	t.Helper()
 	err := c.Write(t.Context(), key, func(context.Context) error { return nil })
 	require.NoError(t, cacheaside.WriteError(err))
+}
+
+// A Store that is too slow does not make a write late.
+func TestInvalidateErrorIsNoTimeout(t *testing.T) {
+	late := fmt.Errorf("redis: %w", context.DeadlineExceeded)
+	boom := errors.New("constraint violated")
+	conn := newFakeStore().connect()
+	conn.fail()
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: writesFail{conn, late}})
+	defer c.Close()
+	for _, wrote := range []error{nil, boom, context.Canceled} {
+		err := c.Write(t.Context(), 1, func(context.Context) error { return wrote })
+		var pending *cacheaside.InvalidateError
+		require.ErrorAs(t, err, &pending)
+		require.ErrorIs(t, pending.Err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, late.Error())
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, resilience.IsTimeout(err))
+		if wrote != nil {
+			require.ErrorIs(t, err, wrote)
+		}
+	}
+}
+
+type writesFail struct {
+	cacheaside.Store
+	err error
+}
+
+func (s writesFail) Fence(context.Context, string, string) (time.Duration, error) { return 0, s.err }
+func (s writesFail) Unfence(context.Context, string, string) error                { return s.err }
+
+func TestWriteErrorOfNestedWrites(t *testing.T) {
+	boom := errors.New("constraint violated")
+	conn := newFakeStore().connect()
+	conn.fail()
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: conn})
+	defer c.Close()
+	for _, wrote := range []error{nil, boom} {
+		err := c.Write(t.Context(), 1, func(ctx context.Context) error {
+			return c.Write(ctx, 2, func(context.Context) error { return wrote })
+		})
+		require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
+		require.Equal(t, wrote, cacheaside.WriteError(err))
+	}
+	err := c.Write(t.Context(), 1, func(ctx context.Context) error { return c.Invalidate(ctx, 2) })
+	require.ErrorIs(t, cacheaside.WriteError(err), cacheaside.ErrNotPropagated, "not the error of a Write")
 }
 
 func TestInvalidateOfManyKeysDoesNotWaitForEach(t *testing.T) {

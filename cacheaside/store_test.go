@@ -383,7 +383,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
 		require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
-		require.ErrorIs(t, err, errStore)
+		require.ErrorIs(t, untold.Err, errStore)
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
 		require.EqualError(t, err,
