@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -362,4 +363,42 @@ func (p patient) Invalidate(ctx context.Context, keys ...string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// A panic of a Store reaches the caller, also if several shards are called in parallel.
+func TestStorePanicReachesCaller(t *testing.T) {
+	keys := []int{1, 2, 3, 4}
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: newSource().load, Store: panicStore{newFakeStore().connect()},
+	})
+	defer c.Close()
+	_, err := c.Get(t.Context(), 1)
+	require.ErrorContains(t, err, "panicked: no script")
+	_, err = c.GetMany(t.Context(), keys)
+	require.ErrorContains(t, err, "panicked: no script")
+	require.Panics(t, func() { _ = c.Invalidate(t.Context(), 1) })
+	require.Panics(t, func() { _ = c.Invalidate(t.Context(), keys...) })
+}
+
+type panicStore struct{ cacheaside.Store }
+
+func (panicStore) Acquire(context.Context, ...cacheaside.Request) ([]cacheaside.Response, error) {
+	panic("no script")
+}
+func (panicStore) Invalidate(context.Context, ...string) error { panic("no script") }
+
+func TestKeyMayCallCache(t *testing.T) {
+	var c *cacheaside.Cache[int, int]
+	c = cacheaside.New(cacheaside.Config[int, int]{
+		Load: newSource().load, Store: newFakeStore().connect(), ReplicaLag: time.Second,
+		Key: func(key int) string {
+			_ = c.Stats() // would wait forever for a lock that its caller holds
+			return strconv.Itoa(key)
+		},
+	})
+	defer c.Close()
+	mustGet(t, c, 1)
+	require.NoError(t, c.Invalidate(t.Context(), 1))
+	require.NoError(t, c.Expire(t.Context(), 1))
+	write(t, c, 1)
 }

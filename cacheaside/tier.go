@@ -2,12 +2,17 @@ package cacheaside
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 // A tier calls the Store of a Cache. After a call to a shard of the Store has failed, the tier does not call that shard
@@ -55,7 +60,7 @@ func newToken() string {
 }
 
 // each calls call with the elements of all that belong to one shard, at most mostAtOnce per call. It makes up to
-// mostCalls calls in parallel.
+// mostCalls calls in parallel. If one of them panics, each panics when all have returned.
 func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, some []T)) {
 	if len(all) == 1 {
 		call(t.store.Shard(key(all[0])), all)
@@ -67,17 +72,26 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 		shards[shard] = append(shards[shard], x)
 	}
 	var calls sync.WaitGroup
+	var panicked atomic.Pointer[panics.Error]
 	free := make(chan struct{}, mostCalls)
 	for shard, keys := range shards {
 		for some := range slices.Chunk(keys, mostAtOnce) {
 			free <- struct{}{}
 			calls.Go(func() {
-				defer func() { <-free }()
+				defer func() {
+					if v := recover(); v != nil {
+						panicked.Store(panics.New(fmt.Sprint(v), v, debug.Stack()))
+					}
+					<-free
+				}()
 				call(shard, some)
 			})
 		}
 	}
 	calls.Wait()
+	if p := panicked.Load(); p != nil {
+		panic(p) // on the goroutine of the caller, as for a single element
+	}
 }
 
 // try calls a shard and records the result. If the shard must not be called now, try returns errPaused. change reports

@@ -162,13 +162,15 @@ func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, to
 // invalidateMemory removes the entries of keys from memory or, if soft is true, makes them stale. It detaches the
 // flights of keys, so that the results of loads in flight are not cached.
 func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
+	hashes := make([]uint32, len(keys)) // before the lock, because Config.Key may call the Cache
+	for i, key := range keys {
+		hashes[i] = c.hashOf(key, c.storeKey(key))
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cfg, now := c.cfg(), c.now()
-	for _, key := range keys {
-		if cfg.ReplicaLag > 0 {
-			c.recordChange(c.hashOf(key, c.storeKey(key)))
-		}
+	for i, key := range keys {
+		c.recordChange(hashes[i])
 		delete(c.flights, key)
 		if e := c.peek(key); soft && e != nil {
 			if e = cfg.expired(e, now); e.freshness(now) != unusable {
