@@ -34,13 +34,19 @@ func (jsonCodec[V]) Decode(data []byte) (value V, err error) {
 var (
 	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
+
+	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
+	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
 // survivesJSON reports whether JSON can restore a value of type t. JSON cannot restore the type of an interface's
 // value, encode a function, or read unexported fields. seen has the types that have been visited, because a type may
 // contain itself.
 func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
-	if marshals(reflect.PointerTo(t)) || seen[t] { // a *t has the methods of a t
+	if p := reflect.PointerTo(t); marshals(p) { // a *t has the methods of a t
+		return p.Implements(jsonUnmarshaler) || !p.Implements(jsonMarshaler) && p.Implements(textUnmarshaler)
+	}
+	if seen[t] {
 		return true
 	}
 	if seen == nil {
@@ -53,7 +59,7 @@ func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	case reflect.Pointer, reflect.Slice, reflect.Array:
 		return survivesJSON(t.Elem(), seen)
 	case reflect.Map:
-		return (plainKey(t.Key()) || marshals(t.Key())) && survivesJSON(t.Elem(), seen)
+		return (plainKey(t.Key()) || marshals(t.Key())) && survivesJSON(t.Key(), seen) && survivesJSON(t.Elem(), seen)
 	case reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)

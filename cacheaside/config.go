@@ -31,7 +31,7 @@ type Config[K comparable, V any] struct {
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. A key that is missing from the map does not exist, unless LoadMany
 	// returns an error other than [ErrNotFound]. Then the missing keys have failed with this error, even if it is joined
-	// with ErrNotFound. Nil means that GetMany calls Load for each key.
+	// with ErrNotFound. Nil means that GetMany calls Load for each key, for all keys at once.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, from the start of its load. Load can override it with [SetTTL]. Zero means
@@ -55,15 +55,17 @@ type Config[K comparable, V any] struct {
 	ErrorPause time.Duration
 	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL has passed. A
 	// value is chosen for a refresh at random, with a higher probability toward the end of its TTL, and if its load took
-	// long. RefreshAhead is XFetch's parameter beta: 1 is the paper's default, and a higher number refreshes earlier. Zero
-	// means never.
+	// long. RefreshAhead is XFetch's parameter beta: 1 is the paper's default, and a higher number refreshes earlier. Each
+	// process refreshes the value in its memory, even if another process has just refreshed the value in the Store. So n
+	// processes may load a value n times in each TTL. Zero means never.
 	RefreshAhead float64
 	// NotFoundTTL is how long ErrNotFound is cached. Zero means not at all.
 	NotFoundTTL time.Duration
 	// ReplicaLag is how long after a change Load may still read the old value, for example from a replica. A value loaded
 	// within ReplicaLag of a change to its key is served only until ReplicaLag has passed. If another process made the
-	// change, ReplicaLag counts from the time when this process is notified of it. Zero means that Load always reads the
-	// latest value.
+	// change, ReplicaLag counts from the time when this process is notified of it. Before that, and always if the Store
+	// sends no notifications, this process may store an old value for its whole TTL, which the process that made the
+	// change then reads from the Store. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
 	// LoadTimeout limits the duration of each load. When it has passed, callers get a [*TimeoutError], even if Load
@@ -84,7 +86,9 @@ type Config[K comparable, V any] struct {
 	// no stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. Zero means 10,000.
+	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry whose TTL has
+	// passed stays in memory until its key is loaded again, or Capacity evicts it. Zero means 10,000; with Weight, a
+	// Capacity is required.
 	Capacity int
 	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
 	// caches ErrNotFound has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once for
@@ -98,8 +102,11 @@ type Config[K comparable, V any] struct {
 	// integers like %v; for a K of another type, Key is required.
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON. If JSON cannot restore a V, a Codec is required. JSON cannot
-	// restore a V that has unexported fields or interfaces, or that embeds a time.Time or another json.Marshaler next to
-	// other fields. Validate does not detect such an embedded field.
+	// restore a V that has unexported fields, interfaces, or a type that has only the method MarshalJSON or MarshalText.
+	//
+	// Validate does not detect other values that JSON does not restore: fields with the tag json:"-", two fields with one
+	// JSON name, an embedded time.Time or other json.Marshaler next to other fields, and strings that are not UTF-8. Other
+	// processes then get different values.
 	Codec Codec[V]
 	// Version identifies the encoding of V. Increase it when the encoding changes. Programs with different Versions
 	// may share a Store: each Version has its own values, and invalidations apply to all Versions.
@@ -128,6 +135,7 @@ func (cfg Config[K, V]) Validate() error {
 		"0 where StaleIfError is 0: there is no old value to serve")
 	f.Need(cfg.ReplicaLag >= 0, "ReplicaLag", cfg.ReplicaLag, "0 (for none) or more")
 	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10,000) or more")
+	f.Need(cfg.Weight == nil || cfg.Capacity != 0, "Capacity", cfg.Capacity, "more with Weight: the sum of the weights")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))

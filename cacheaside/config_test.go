@@ -38,6 +38,7 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 		"SoftTimeout is 1s":           func(c *config) { c.SoftTimeout = time.Second },
 		"ReplicaLag is -1s":           func(c *config) { c.ReplicaLag = -time.Second },
 		"Capacity is -1":              func(c *config) { c.Capacity = -1 },
+		"Capacity is 0":               func(c *config) { c.Weight = func(int, string) int { return 1 } },
 	} {
 		cfg := config{Load: func(context.Context, int) (string, error) { return "", nil }}
 		require.NoError(t, cfg.Validate())
@@ -91,10 +92,17 @@ type (
 	recurse struct{ Next *recurse }
 	textual struct{ a int }
 	written struct{ a int }
+	masked  string
+	cents   int
 )
 
 func (textual) MarshalText() ([]byte, error)  { return nil, nil }
+func (*textual) UnmarshalText([]byte) error   { return nil }
 func (*written) MarshalJSON() ([]byte, error) { return nil, nil }
+func (*written) UnmarshalJSON([]byte) error   { return nil }
+func (masked) MarshalJSON() ([]byte, error)   { return nil, nil }
+func (masked) UnmarshalText([]byte) error     { return nil }
+func (cents) MarshalText() ([]byte, error)    { return nil, nil }
 
 func TestStoreRequiresLosslessKeyAndCodec(t *testing.T) {
 	needsKey[string](t, false)
@@ -121,6 +129,10 @@ func TestStoreRequiresLosslessKeyAndCodec(t *testing.T) {
 	needsCodec[written](t, false)
 	needsCodec[*written](t, false)
 	needsCodec[map[textual]int](t, false)
+	needsCodec[masked](t, true)
+	needsCodec[*masked](t, true)
+	needsCodec[[]cents](t, true)
+	needsCodec[map[cents]int](t, true)
 	needsCodec[hidden](t, true)
 	needsCodec[*hidden](t, true)
 	needsCodec[inner](t, true)

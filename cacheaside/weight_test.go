@@ -58,7 +58,7 @@ func TestCapacityBoundsWeights(t *testing.T) {
 // A Weight that panics fails its load, and delays no other call.
 func TestPanicOfWeightFailsTheLoad(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
-		Load: identity, Weight: func(key, _ int) int {
+		Load: identity, Capacity: 100, Weight: func(key, _ int) int {
 			if key == 1 {
 				panic("weight")
 			}
