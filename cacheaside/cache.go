@@ -32,19 +32,19 @@
 //
 // # Several processes
 //
-// With a Store, a process always sees its own writes. It sees the write of another process when the Store notifies it
-// of the write. If the Store has no subscription for such notifications, the process may serve the old value from its
-// memory until the value's TTL has passed, extended by StaleWhileRevalidate and StaleIfError. A Get with
-// [GetOptions].SkipMemory sees all writes, at the cost of one round trip to the Store. While the subscription is lost,
-// the process serves no values from its memory.
+// With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). It sees the write of
+// another process when the Store notifies it of the write. If the Store has no subscription for such notifications, the
+// process may serve the old value from its memory until the value's TTL has passed, extended by the larger of
+// StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round
+// trip to the Store. While the subscription is lost, the process serves no values from its memory.
 //
 // Before it changes the source, Write sets a fence on its key in the Store. While the fence is in place, the Store has
 // no value for the key, and every process loads the key from the source. So if the process dies between the change and
 // the invalidation, other processes do not read the old value from the Store.
 //
 // A Store that loses data, by a restart, an eviction or a failover to a lagging replica, may return values from before
-// a Write. It may do so until the TTL of these values has passed, extended by StaleWhileRevalidate and StaleIfError.
-// Run the Store without persistence, because a restored snapshot has old values.
+// a Write. It may do so until the TTL of these values has passed, extended by the larger of StaleWhileRevalidate and
+// StaleIfError. Run the Store without persistence, because a restored snapshot has old values.
 //
 // # Sources
 //
@@ -129,9 +129,10 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // now returns the time since New. It reads only the monotonic clock, which takes half as long as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-// Close cancels the loads in flight, whose callers get [ErrClosed], and waits for them. With a Store, it then retries
-// the invalidations that have not reached the Store. If some still fail, it returns an [*InvalidateError] that lists
-// them. Load, Middleware and observers must not call Close: Close would wait for them forever.
+// Close cancels the loads in flight, whose callers get [ErrClosed], and waits for them, even if a Load ignores its ctx.
+// With a Store, it then retries the invalidations that have not reached the Store. If some still fail, it returns an
+// [*InvalidateError] that lists them. Load, Middleware and observers must not call Close: Close would wait for them
+// forever.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {

@@ -90,8 +90,8 @@ type Response struct {
 	Grant     string        // if Leased, the Grant of the Entry to be filled
 }
 
-// An Entry is a value that Fill stores. The value is fresh for the duration Fresh, and is deleted after the duration
-// Keep, both counted from the call to Fill.
+// An Entry is a value that Fill stores. The value is fresh for the duration Fresh, and is not returned after the
+// duration Keep, both counted from the call to Fill. The Store may delete it later.
 type Entry struct {
 	Key         string
 	Version     uint32

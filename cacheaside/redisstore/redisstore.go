@@ -10,14 +10,16 @@
 //
 //   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that loads
 //     the value takes two.
-//   - All times are measured by Redis's clock. Every Redis key expires.
+//   - All times are measured by Redis's clock. Every Redis key expires. A key also has the right to store a loaded
+//     value, so it occupies memory for at least LeaseTTL plus 10 minutes after a load has started, even if the TTL is
+//     shorter.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
 //     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
 //   - All Redis keys that start with {prefix: belong to the Store. Other programs must not use such keys.
 //
 // Run Redis without persistence, because a restored snapshot may have old values. Any eviction policy is fine. If a
 // fence or an invalidation is lost, for example by a failover to a lagging replica, old values are served for at most
-// their TTL, extended by StaleWhileRevalidate and StaleIfError.
+// their TTL, extended by the larger of StaleWhileRevalidate and StaleIfError.
 //
 // Source: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -51,7 +53,7 @@ type Config struct {
 	// Subscribe subscribes to a Pub/Sub channel. It calls subscribed when Redis has confirmed the subscription, and then
 	// calls message for each message, in order. It returns when ctx is done or the connection is lost. It must not
 	// reconnect, because messages could be lost. Nil means that a process sees the changes of other processes when the TTL
-	// of its entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
+	// of its entry in memory has passed, extended by the larger of StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout limits the duration of each call to Eval. Zero means 250ms.
