@@ -12,6 +12,9 @@
 // state and no advisory lock, so the connections may go through a pooler such as PgBouncer. The driver must then not
 // prepare statements. With pgx, add default_query_exec_mode=exec to the DSN.
 //
+// A renewal needs a free connection of db. If the work uses all connections of the pool for longer than the TTL, for
+// example a fenced transaction and MaxOpenConns is 1, the term is lost. Open a separate db for the Store.
+//
 // A waiting candidate reads one row at each Poll of [lease.Config]. A leader writes one row three times per TTL.
 //
 // # Fence
