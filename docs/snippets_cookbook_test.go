@@ -21,6 +21,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 //lint:file-ignore SA4006 a recipe shows calls, not what becomes of each error
@@ -168,7 +169,7 @@ func mark(status string) func(context.Context, *sql.Tx, *Order) error {
 	}
 }
 
-func _(users *cacheaside.Cache[int, *User]) {
+func _(users *cacheaside.Cache[int, *User], limits *fleet.Limits) {
 	use(place, placed, order)
 	stopping.Store(true)          // fails /readyz
 	time.Sleep(5 * time.Second)   // until the load balancer has noticed
@@ -176,6 +177,7 @@ func _(users *cacheaside.Cache[int, *User]) {
 	stopWorkers()                 // cancels the ctx of Runner.Run, which releases its sagas, and of Candidate.Loop
 	workers.Wait()                // at most Drain and LeaseTTL
 	users.Close()                 // cancels loads
+	_ = limits.Close(deadline)    // sends the settlements and releases the slots
 	_ = db.Close()
 }
 

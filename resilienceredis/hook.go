@@ -15,7 +15,7 @@
 //	limit := fleet.New(fleet.Config{
 //		Name: "api", Meters: meters, Eval: resilienceredis.Eval(bare), EvalEach: resilienceredis.EvalEach(bare),
 //	})
-//	defer limit.Close(ctx)
+//	defer limit.Close(context.WithoutCancel(ctx))
 //	store := redisstore.New(redisstore.Config{ // on a dedicated server that keeps nothing on disk
 //		Prefix: "users", Eval: resilienceredis.Eval(cache), Subscribe: resilienceredis.Subscribe(cache),
 //	})

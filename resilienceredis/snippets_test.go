@@ -43,7 +43,7 @@ func _(
 		Meters: func(ctx context.Context) []fleet.Meter {
 			return []fleet.Meter{fleet.Rate(tenantOf(ctx), 10, 1).Burst(10)}
 		}})
-	defer limits.Close(ctx)
+	defer limits.Close(context.WithoutCancel(ctx))
 	err := limits.Do(ctx, work)
 	return err
 }

@@ -14,7 +14,11 @@
 //			}
 //		},
 //	})
-//	defer limits.Close(ctx) // frees the slots of this process and sends pending settlements
+//	defer func() { // also if ctx is canceled at shutdown
+//		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+//		defer cancel()
+//		_ = limits.Close(ctx) // frees the slots of this process and sends pending settlements
+//	}()
 //	r, err := limits.Reserve(ctx)
 //	if err != nil {
 //		return err
@@ -463,7 +467,8 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 // Close makes further calls return [ErrClosed] and frees the slots of reservations that have not been settled. Then
 // Close waits until all settlements have reached Redis or ctx is done. If settlements did not reach Redis, the error
 // has their number. If a running Do has slots, its ctx is canceled with the cause [ErrLost]. A reservation can still
-// be settled after Close, but the settlement may not reach Redis. A further call of Close waits again.
+// be settled after Close, but the settlement may not reach Redis. A further call of Close waits again. At a shutdown,
+// ctx must not be derived from a ctx that is already canceled, because Close would not wait.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {

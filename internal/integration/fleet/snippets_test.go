@@ -41,7 +41,11 @@ func TestRecipeOfAnLLM(t *testing.T) {
 					fleet.Rate("llm/tokens", throttle.PerMinute(90_000), estimate(ctx)).Burst(90_000).Estimated(),
 				}
 			}})
-		defer limits.Close(ctx) // sends the settlements and releases the slots
+		defer func() { // also if ctx is canceled at shutdown
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			_ = limits.Close(ctx) // sends the settlements and releases the slots
+		}()
 		r, err := limits.Reserve(ctx)
 		if err != nil {
 			return err // resilience.RetryAfter(err) is the time to wait
@@ -106,8 +110,8 @@ func TestRecipeOfConcurrency(t *testing.T) {
 	export := func(context.Context) error { time.Sleep(20 * time.Millisecond); return nil }
 	slots := fleet.New(fleet.Config{Name: "exports", Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute,
 		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("exports/running", 2)} }})
-	defer slots.Close(ctx)       // otherwise the slots stay taken for Lease
-	err := slots.Do(ctx, export) // waits for a slot; the ctx of export is canceled if the slot is lost
+	defer slots.Close(context.WithoutCancel(ctx)) // otherwise the slots stay taken for Lease
+	err := slots.Do(ctx, export)                  // waits for a slot; the ctx of export is canceled if the slot is lost
 
 	require.NoError(t, err)
 	ends := make(chan error)
