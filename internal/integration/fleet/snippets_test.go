@@ -41,7 +41,7 @@ func TestRecipeOfAnLLM(t *testing.T) {
 					fleet.Rate("llm/tokens", throttle.PerMinute(90_000), estimate(ctx)).Burst(90_000).Estimated(),
 				}
 			}})
-		defer func() { // also if ctx is canceled at shutdown
+		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
 			_ = limits.Close(ctx) // sends the settlements and releases the slots
