@@ -248,7 +248,7 @@ type Limits struct {
 	readAt    time.Time     // the time on this process's clock when redisTime was read
 	nodes     map[string]*node
 	local     map[string]*localPart // the local parts by their meters' keys in Redis
-	purging   bool                  // a timer will remove idle local parts
+	purger    *time.Timer           // calls purge; nil until an outage has left local parts
 	due       []settlement          // the settlements to send now, without the settlements that wait for RetryEvery
 	sending   bool
 	held      map[*Reservation]bool // the reservations that have slots

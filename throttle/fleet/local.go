@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-resilience/resilience/throttle"
@@ -10,6 +12,7 @@ import (
 
 const (
 	maxLocal   = 100_000
+	maxScan    = 100 // parts that are checked while l.mu is held
 	purgeEvery = time.Minute
 )
 
@@ -84,7 +87,7 @@ func (l *Limits) takePart(
 	part := l.local[key]
 	switch {
 	case part == nil && len(l.local) >= maxLocal:
-		if l.removeIdle(); len(l.local) >= maxLocal {
+		if l.removeSome(); len(l.local) >= maxLocal {
 			return nil, m.refusal(cfg, throttle.OverLimit)
 		}
 		fallthrough
@@ -125,26 +128,51 @@ func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
 	}
 }
 
-// purgeLocal removes idle parts now and, while any parts remain, every minute. The caller holds l.mu.
+// purgeLocal removes idle parts in the background: now and, while any parts remain, every minute. The caller holds l.mu.
 func (l *Limits) purgeLocal() {
-	l.removeIdle()
-	if len(l.local) == 0 || l.purging {
-		return
+	switch {
+	case len(l.local) == 0:
+	case l.purger == nil:
+		l.purger = time.AfterFunc(0, l.purge)
+	default:
+		l.purger.Reset(0)
 	}
-	l.purging = true
-	time.AfterFunc(purgeEvery, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.purging = false
-		l.purgeLocal()
-	})
 }
 
-// removeIdle removes each part that has no spent tokens. The caller holds l.mu.
-func (l *Limits) removeIdle() {
-	for key, part := range l.local {
-		if !part.limiter.Describe().InUse() {
-			delete(l.local, key)
+// purge removes idle parts, and schedules the next purge if parts remain.
+func (l *Limits) purge() {
+	l.mu.Lock()
+	keys := slices.Collect(maps.Keys(l.local))
+	l.mu.Unlock()
+	for some := range slices.Chunk(keys, maxScan) {
+		l.mu.Lock()
+		for _, key := range some {
+			l.removeIfIdle(key)
 		}
+		l.mu.Unlock()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.local) > 0 {
+		l.purger.Reset(purgeEvery)
+	}
+}
+
+// removeSome removes the idle parts among some parts. Further calls check other parts, because the iteration over a map
+// starts at a random key. The caller holds l.mu.
+func (l *Limits) removeSome() {
+	n := 0
+	for key := range l.local {
+		if n++; n > maxScan {
+			return
+		}
+		l.removeIfIdle(key)
+	}
+}
+
+// removeIfIdle removes the part of key if it has no spent tokens. The caller holds l.mu.
+func (l *Limits) removeIfIdle(key string) {
+	if part := l.local[key]; part != nil && !part.limiter.Describe().InUse() {
+		delete(l.local, key)
 	}
 }

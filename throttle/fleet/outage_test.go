@@ -68,6 +68,31 @@ func TestLocalPartsOutliveOutages(t *testing.T) {
 	})
 }
 
+// TestLocalPartsAreScannedInSteps fills the room for local parts. A call for a further meter checks only some of them.
+func TestLocalPartsAreScannedInSteps(t *testing.T) {
+	if testing.Short() {
+		t.Skip("100,000 parts")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1,
+			Meters: func(ctx context.Context) []fleet.Meter {
+				return []fleet.Meter{fleet.Quota(fmt.Sprint(ctx.Value(account{})), 5, throttle.Window{Every: time.Hour}, 1)}
+			}})
+		call := func(i int) error { return l.Do(context.WithValue(t.Context(), account{}, i), ok) }
+		for i := range 100_000 {
+			require.NoError(t, call(i))
+		}
+		require.ErrorIs(t, call(-1), throttle.ErrLimited)
+		time.Sleep(time.Hour)
+		require.NoError(t, call(-1))
+		require.Equal(t, 99_901, fleet.LocalParts(l))
+		r.set(func(r *redis) { r.err = nil })
+		require.Eventually(t, func() bool { return !l.Stats().Down }, time.Minute, time.Second)
+		require.Equal(t, 1, fleet.LocalParts(l), "the end of the outage removes all idle parts")
+	})
+}
+
 // TestPausesOfRedisAreShort measures how long calls are refused after a pause of Redis, by a call each 10 ms.
 func TestPausesOfRedisAreShort(t *testing.T) {
 	for pause, most := range map[time.Duration]time.Duration{
