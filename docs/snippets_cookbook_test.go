@@ -59,10 +59,10 @@ func _() {
 			}
 			defer resp.Body.Close()
 			if err := resiliencehttp.DefaultJudge(resp, nil); err != nil {
-				return nil, err // the stale response is served
+				return nil, err // 5xx: the stale response is served
 			}
 			if resp.StatusCode != http.StatusOK {
-				return nil, cacheaside.ErrNotFound // the cached response is removed
+				return nil, cacheaside.ErrNotFound // even a 401 removes the response
 			}
 			return io.ReadAll(resp.Body)
 		},

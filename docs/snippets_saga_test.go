@@ -34,7 +34,7 @@ type Transfer struct {
 }
 
 var transfer = &saga.Saga[Transfer]{
-	Name: "transfer",
+	Name: "transfer", Version: 1,
 	Steps: []saga.Step[Transfer]{
 		{Name: "withdraw", Do: withdraw, Undo: refund},
 		{Name: "deposit", Do: deposit, Pivot: true}, // after this step, nothing is undone

@@ -96,7 +96,7 @@ func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, sec
 type Trip struct{ Flight, Room string }
 
 var trip = &saga.Saga[Trip]{
-	Name: "trip",
+	Name: "trip", Version: 1,
 	Steps: []saga.Step[Trip]{
 		{Name: "flight", Do: bookFlight, Undo: cancelFlight},
 		{Name: "room", Do: bookRoom, Undo: cancelRoom},

@@ -192,7 +192,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4, c.retrier("a").Config().Attempts)
 	waits := c.retrier("a").Config().Backoff()
-	for _, bound := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+	for _, bound := range []time.Duration{75 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond} {
 		wait := waits.NextBackOff()
 		require.GreaterOrEqual(t, wait, bound/2)
 		require.LessOrEqual(t, wait, bound)
