@@ -17,10 +17,10 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. No function in its Description is nil. If the policy does not have a function,
-// the Entry has a function that does nothing. If the policy has no Update, the Entry's Update returns an error. If the
-// policy's Health panics, the Entry's Health returns a Health with the status Fail. If the policy's Metrics panics, the
-// first panic is logged, and the Entry's Metrics returns nil.
+// An Entry is a policy in a [Registry]. No function in an Entry's Description is nil. If the policy lacks a function,
+// the Entry has a function in its place that does nothing. If the policy has no Update, the Entry's Update returns an
+// error. If the policy's Health panics, the Entry's Health returns a Health with the status Fail. If the policy's
+// Metrics panics, the first panic is logged, and the Entry's Metrics returns nil.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as it was added
@@ -54,8 +54,8 @@ func newEntry(p policy.Describer, d policy.Description) Entry {
 	return e
 }
 
-// recoverMetrics returns a function that calls metrics. If metrics panics, the function returns nil, for the same reason
-// as in recoverHealth. metrics may be nil.
+// recoverMetrics returns a function that calls metrics. If metrics panics, the function returns nil. The reason is the
+// same as in recoverHealth. metrics may be nil.
 func recoverMetrics(path string, metrics func() []policy.Metric) func() []policy.Metric {
 	if metrics == nil {
 		return func() []policy.Metric { return nil }
