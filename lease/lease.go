@@ -220,8 +220,8 @@ func timeUntilFree(rec Record, poll time.Duration) time.Duration {
 
 // TryCampaign is like [Candidate.Campaign] but does not wait for the lease. If the store does not answer, TryCampaign
 // returns up to TTL/3 after ctx is done, because it tries to release a lease that the store may have granted. It is for
-// a lease that is used as a lock. If the lease is held, it returns a [*HeldError]. If the store grants the lease, but its answer arrives only after the term has ended,
-// it returns a [*LostError].
+// a lease that is used as a lock. If the lease is held, it returns a [*HeldError]. If the store grants the lease, but
+// its answer arrives only after the term has ended, it returns a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)

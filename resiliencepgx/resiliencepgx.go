@@ -126,8 +126,8 @@ func code(err error) string {
 	return ""
 }
 
-// code is like the function code. In a transaction that is read-only by Options, a rejected write is a mistake of fn and
-// not a sign of a read-only server.
+// code is like the function code. In a transaction that is read-only by Options, a rejected write is a mistake of fn
+// and not a sign of a read-only server.
 func (cfg Config) code(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "25006" && cfg.Options.AccessMode == pgx.ReadOnly {
 		return "25000" // invalid transaction state

@@ -94,8 +94,8 @@ type Config struct {
 }
 
 // Hook makes client run its commands and pipelines under policies. A pipeline or a transaction counts as one call. Call
-// Hook before client is used. Hook panics if cfg has no Node, or if client is not a *redis.Client, a *redis.ClusterClient
-// or a *redis.Ring.
+// Hook before client is used. Hook panics if cfg has no Node, or if client is not a *redis.Client, a
+// *redis.ClusterClient or a *redis.Ring.
 //
 // If a policy refuses a command, the error of the command is the policy's error. If a policy refuses a pipeline, each
 // command of the pipeline has that error.

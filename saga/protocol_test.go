@@ -36,10 +36,6 @@ func undoing(mw middleware) middleware {
 	return only(true, mw)
 }
 
-func doing(mw middleware) middleware {
-	return only(false, mw)
-}
-
 func only(undo bool, mw middleware) middleware {
 	return func(next func(context.Context) error) func(context.Context) error {
 		guarded := mw(next)

@@ -171,8 +171,8 @@ type Config struct {
 	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
 	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
 	// slots are admitted in the order of their arrival, if each request to Redis arrives within a second. A waiting call
-	// whose process dies delays the others for up to 1.25 seconds. Calls that wait for rates have no order. Meters is not called
-	// again for a waiting call, so the call keeps its meters even if the limits change.
+	// whose process dies delays the others for up to 1.25 seconds. Calls that wait for rates have no order. Meters is
+	// not called again for a waiting call, so the call keeps its meters even if the limits change.
 	MaxWait time.Duration
 
 	// Lease is the time after which Redis frees the slots of a process that has died. Zero means 10 seconds. The minimum

@@ -128,7 +128,8 @@ func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
 	}
 }
 
-// purgeLocal removes idle parts in the background: now and, while any parts remain, every minute. The caller holds l.mu.
+// purgeLocal removes idle parts in the background: now and, while any parts remain, every minute. The caller holds
+// l.mu.
 func (l *Limits) purgeLocal() {
 	switch {
 	case len(l.local) == 0:
