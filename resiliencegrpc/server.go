@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/internal/refund"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -49,8 +48,8 @@ import (
 // the memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams
 // on each connection with [grpc.MaxConcurrentStreams].
 type Server struct {
-	// Limit limits the rate of calls for each key. The tokens of a call that Slots or Middleware refuses are
-	// refunded. Nil means no limit.
+	// Limit limits the rate of calls for each key. A call that Slots or the Middleware then refuses keeps its
+	// token. Nil means no limit.
 	Limit resiliencehttp.Admitter
 
 	// Key returns the key of a call for Limit. Derive the key from facts about the client that the server has
@@ -128,15 +127,10 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	if v := reflect.ValueOf(s.Limit); v.IsValid() && !(v.Kind() == reflect.Pointer && v.IsNil()) {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
-				admission, charged := refund.Start(ctx)
-				if _, err := s.Limit.Admit(admission, shortKey(s.Key(ctx))); err != nil {
+				if _, err := s.Limit.Admit(ctx, shortKey(s.Key(ctx))); err != nil {
 					return err
 				}
-				err := next(ctx)
-				if resilience.Refused(err) {
-					refund.Of(charged).Refund()
-				}
-				return err
+				return next(ctx)
 			}
 		})
 	}

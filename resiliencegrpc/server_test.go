@@ -152,25 +152,6 @@ func TestFullServerIsUnavailable(t *testing.T) {
 	require.Zero(t, s.calls.Load())
 }
 
-func TestRefusedCallReturnsTokens(t *testing.T) {
-	noLeaks(t)
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: tenants(0.001, 1), Slots: slots}.Options()...)
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-	release, err := slots.Begin(t.Context())
-	require.NoError(t, err)
-	for range 3 {
-		_, err = client.Get(t.Context(), hello)
-		requireCode(t, codes.Unavailable, err)
-		requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
-	}
-	release(nil)
-	_, err = client.Get(t.Context(), hello)
-	requireCode(t, codes.OK, err)
-	_, err = client.Get(t.Context(), hello)
-	requireCode(t, codes.ResourceExhausted, err)
-}
-
 // The level comes from the server's interceptor, and not from the client.
 func TestEarlierInterceptorSetsPriority(t *testing.T) {
 	type level struct{}

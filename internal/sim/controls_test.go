@@ -29,21 +29,21 @@ var mutants = []mutant{
 	// One that was in the library, and the promise that came instead of another.
 	{"a saga with children beside a longer wait is claimed and written back without end", "saga",
 		"TestSagaSimulation", "machine.go",
-		`	case m.next(0, now) >= 0: // even if the attempt only reads children
+		`	case m.next(0, now) >= 0: // an attempt can start now, even if it only reads children
 		return released, 0, stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > lease/3 || m.onSignal(now) // to free its place for another saga
+	park := wakeIn > lease/3 || m.onSignal(now) // the saga releases its place for another saga
 	if m.onOutside(now) {
 `, `	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > lease/3 || m.onSignal(now) // to free its place for another saga
+	park := wakeIn > lease/3 || m.onSignal(now) // the saga releases its place for another saga
 	if m.onOutside(now) && m.next(0, now) < 0 {
 `},
 	{"a load that an invalidation overtook is cached", "cacheaside", "TestCacheSimulation", "load.go",
