@@ -14,43 +14,44 @@
 //
 // # Guarantees
 //
-// A Cache guarantees, with and without a Store:
+// A Cache gives these guarantees, with and without a Store:
 //
-//   - A Get that starts after Write, Invalidate or InvalidateAll has returned gets a value at least as new as the
-//     data committed before that call. A load that was in flight may still answer the callers that joined it
-//     earlier, but its result is not cached.
+//   - A Get that starts after Write, Invalidate or InvalidateAll has returned gets a value at least as new as the data
+//     committed before that call. If a load is in flight during an invalidation, callers that joined the load earlier
+//     may get its result, but the result is not cached.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
-//     processes together, as long as its lease lasts. A lease is the right to load the key, and expires. A load that
-//     was invalidated, canceled or timed out, or that SkipMemory bypassed, may still run in parallel with the next
-//     load.
-//   - Errors and panics are never cached. If a load fails, it fails for all callers that wait for it, in every
-//     process.
-//   - After its TTL, a value is served only as Config.StaleWhileRevalidate, StaleIfError and SoftTimeout allow, and
+//     processes together until the lease of the load expires. A lease is the right to load a key for a limited time. A
+//     load that was canceled, timed out, invalidated or bypassed by SkipMemory may still run while a new load of the
+//     same key runs.
+//   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, it fails for all callers that wait
+//     for it, in every process.
+//   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows it, and
 //     never after an invalidation.
-//   - A caller waits for a load only until the caller's own ctx is done. When the last caller has canceled, the load is
-//     canceled, unless Config.FinishLoads is set.
+//   - A caller waits for a load only until the caller's own ctx is done. When the last caller of a load has canceled,
+//     the load is canceled, unless Config.FinishLoads is set.
 //
 // # Several processes
 //
-// With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). It sees the write of
-// another process when the Store notifies it of the write. If the Store has no subscription for such notifications, the
-// process may serve the old value from its memory until the value's TTL has passed, extended by the larger of
-// StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round
-// trip to the Store. While the subscription is lost, the process serves no values from its memory.
+// With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). A process sees a write
+// of another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
+// process may serve an old value from its memory for at most the value's TTL plus the larger of StaleWhileRevalidate
+// and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round trip to the Store.
+// While a process has lost its subscription to the Store, it serves no values from its memory.
 //
-// Before it changes the source, Write sets a fence on its key in the Store. While the fence is in place, the Store has
-// no value for the key, and every process loads the key from the source. So if the process dies between the change and
-// the invalidation, other processes do not read the old value from the Store.
+// Write sets a fence on its key in the Store before it changes the source. While the fence is in place, the Store has
+// no value for the key, and every process loads the key from the source. So if a process dies after the change and
+// before the invalidation, other processes do not read the old value from the Store.
 //
-// A Store that loses data, by a restart, an eviction or a failover to a lagging replica, may return values from before
-// a Write. It may do so until the TTL of these values has passed, extended by the larger of StaleWhileRevalidate and
-// StaleIfError. Run the Store without persistence, because a restored snapshot has old values.
+// A Store can lose data in a restart, an eviction or a failover to a lagging replica. A Store that has lost data may
+// return values from before a Write for at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
+// Run the Store without persistence, because a restored snapshot has old values.
 //
 // # Sources
 //
-// The Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling Memcache at Facebook" (NSDI 2013); XFetch from
-// "Optimal Probabilistic Cache Stampede Prevention" (VLDB 2015); stale-while-revalidate and stale-if-error from RFC
-// 5861. The values in memory are stored in a cache of github.com/maypok86/otter/v2.
+// The package implements the Cache-Aside pattern (Cloud Design Patterns). Leases come from "Scaling Memcache at
+// Facebook" (NSDI 2013). XFetch comes from "Optimal Probabilistic Cache Stampede Prevention" (VLDB 2015).
+// Stale-while-revalidate and stale-if-error come from RFC 5861. The values in memory are stored in a cache of
+// github.com/maypok86/otter/v2.
 package cacheaside
 
 import (
@@ -129,10 +130,10 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // now returns the time since New. It reads only the monotonic clock, which takes half as long as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-// Close cancels the loads in flight, whose callers get [ErrClosed], and waits for them, even if a Load ignores its ctx.
-// With a Store, it then retries the invalidations that have not reached the Store. If some still fail, it returns an
-// [*InvalidateError] that lists them. Load, Middleware and observers must not call Close: Close would wait for them
-// forever.
+// Close cancels the loads in flight and waits until they have returned, even if a Load ignores its ctx. The callers of
+// canceled loads get [ErrClosed]. With a Store, Close then retries the invalidations that have not reached the Store.
+// If some invalidations still fail, Close returns an [*InvalidateError] that lists their keys. Load, Middleware and
+// observers must not call Close, because Close would wait for them forever.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -172,11 +173,12 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// change receives the effective Config, with its defaults filled in, and must not call the Cache. A field that change
-// does not modify still follows its default. A field may be [None], which is negative: test for it before calculating
-// with the field. If Update returns an error, or change panics, nothing changes. Cached entries keep their expiration
-// times, and loads in flight keep their settings. A new Key must return the same strings as the previous one. Name,
-// Store, Codec and Version cannot change.
+// The function change receives the effective Config, with its defaults filled in, and must not call the Cache. A field
+// that the function does not modify still follows its default. A field can have the value [None], which is negative,
+// so test for None before calculating with the field. If Update returns an error or the function panics, the settings
+// remain as they were. Cached entries keep their expiration times, and loads in flight keep their settings. A new
+// function Key must return the same strings as the previous one. The fields Name, Store, Codec and Version cannot be
+// changed.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }

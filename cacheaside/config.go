@@ -12,12 +12,12 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// None switches Config.Jitter or Config.ErrorPause off. It is negative, so test these fields for None before
+// None switches Config.Jitter or Config.ErrorPause off. None is negative, so test both fields for None before
 // calculating with them.
 const None = -1 << 31
 
-// Config configures a [Cache]. Zero fields have the defaults given below. A negative value is an error, except for
-// [None] in a field that accepts it.
+// Config configures a [Cache]. A field that is zero has the default given in its comment. A negative value is an
+// error, except for [None] in a field that accepts it.
 type Config[K comparable, V any] struct {
 	// Name identifies the Cache in errors, events and metrics.
 	Name string
@@ -25,69 +25,73 @@ type Config[K comparable, V any] struct {
 	// Load reads the value of key from the source. If the key does not exist, Load returns an error that matches
 	// [ErrNotFound]. Required.
 	//
-	// Load runs on its own goroutine. Its ctx has the values of the ctx of the call that started the load. The ctx is done
-	// when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the Cache is closed. Load
-	// may call Get for other keys with this ctx.
+	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The
+	// ctx of Load is done when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the
+	// Cache is closed. With its ctx, Load may call Get for other keys.
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads several values for GetMany. A key that is missing from the map does not exist, unless LoadMany
-	// returns an error other than [ErrNotFound]. Then the missing keys have failed with this error, even if it is joined
-	// with ErrNotFound. Nil means that GetMany calls Load for each key, for all keys at once.
+	// LoadMany reads several values for GetMany. If LoadMany returns nil or [ErrNotFound] as its error, a key that is
+	// missing from the map does not exist. If LoadMany returns any other error, the missing keys have failed with that
+	// error. An error that joins ErrNotFound with a failure is a failure. Nil means that GetMany calls Load for each key,
+	// for all keys in parallel.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, from the start of its load. Load can override it with [SetTTL]. Zero means
-	// 5 minutes.
+	// TTL is how long a value is fresh, counted from the start of its load. Load can override TTL with [SetTTL]. Zero
+	// means 5 minutes.
 	TTL time.Duration
 	// Jitter is the largest fraction by which a TTL is shortened at random, so that values that were loaded together do
-	// not expire together. It must not exceed 1. Zero means 0.1; [None] means no jitter.
+	// not expire together. Jitter must not exceed 1. Zero means 0.1; [None] means no jitter.
 	Jitter float64
-	// StaleWhileRevalidate is how long after its TTL a value is still served, without delay, while it is refreshed
-	// in the background. Zero means never.
+	// StaleWhileRevalidate is how long a value may still be served after its TTL while a refresh runs in the background.
+	// Callers do not wait for the refresh. Zero means that no value is served during its refresh.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after its TTL a value is served if its load fails. A caller whose ctx is done before
-	// the load fails does not get the value, unless SoftTimeout has passed. Zero means never.
+	// StaleIfError is how long a value may still be served after its TTL if its load fails. If a caller's ctx is done
+	// before the load has failed, the caller does not get the stale value, unless SoftTimeout has passed. Zero means that
+	// no value is served after a failed load.
 	StaleIfError time.Duration
-	// ErrorPause is how long after a failed load a stale value is served without another load, in every process that
-	// shares the Store. If there is no stale value, the next call starts a load without a pause.
+	// ErrorPause is how long a stale value is served after a failed load before another load starts. All processes that
+	// share the Store observe this pause. If there is no stale value after a failed load, the next call starts a load
+	// immediately.
 	//
-	// ErrorPause is also how long the Cache does not call a shard of the Store after a call to that shard has failed.
-	// While the Store hangs, at most two callers wait for it in each ErrorPause. Zero means 1 second; [None] means no
-	// pause.
+	// After a call to a shard of the Store has failed, the Cache also pauses its calls to that shard for ErrorPause.
+	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second; [None]
+	// means no pause.
 	ErrorPause time.Duration
-	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL has passed. A
-	// value is chosen for a refresh at random, with a higher probability toward the end of its TTL, and if its load took
-	// long. RefreshAhead is XFetch's parameter beta: 1 is the paper's default, and a higher number refreshes earlier. Each
-	// process refreshes the value in its memory, even if another process has just refreshed the value in the Store. So n
-	// processes may load a value n times in each TTL. Zero means never.
+	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL has passed.
+	// XFetch chooses values at random. The probability of a refresh grows toward the end of a value's TTL, and is higher
+	// if the value's load took long. RefreshAhead is XFetch's parameter beta, whose default in the paper is 1. A higher
+	// number makes refreshes start earlier. Each process refreshes the value in its memory, even if another process has
+	// just refreshed the value in the Store. So n processes may load a value n times in each TTL. Zero means that no
+	// value is refreshed before its TTL has passed.
 	RefreshAhead float64
-	// NotFoundTTL is how long ErrNotFound is cached. Zero means not at all.
+	// NotFoundTTL is how long ErrNotFound is cached. Zero means that ErrNotFound is not cached.
 	NotFoundTTL time.Duration
-	// ReplicaLag is how long after a change Load may still read the old value, for example from a replica. A value loaded
-	// within ReplicaLag of a change to its key is served only until ReplicaLag has passed. If another process made the
-	// change, ReplicaLag counts from the time when this process is notified of it. Before that, and always if the Store
-	// sends no notifications, this process may store an old value for its whole TTL, which the process that made the
-	// change then reads from the Store. Zero means that Load always reads the latest value.
+	// ReplicaLag is how long Load may still read an old value after a change, for example from a replica. If a value is
+	// loaded less than ReplicaLag after a change of its key, the value is served only until ReplicaLag has passed. If
+	// another process made the change, ReplicaLag starts when this process is notified of the change. A process that was
+	// not notified of a change may store an old value in the Store for the value's whole TTL. The process that made the
+	// change may then read that old value from the Store. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
-	// LoadTimeout limits the duration of each load. When it has passed, callers get a [*TimeoutError], even if Load
-	// ignores its ctx. Zero means 30 seconds.
+	// LoadTimeout limits the duration of each load. When LoadTimeout has passed, callers get a [*TimeoutError], even if
+	// Load ignores its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout limits how long callers wait for a load if there is a stale value that StaleIfError allows. When
-	// SoftTimeout has passed since the start of the load, its callers get the stale value, and the load continues. If the
-	// stale value is only in the Store, callers get it when the Store has responded. Zero means no limit.
+	// SoftTimeout limits how long callers wait for a load if StaleIfError allows a stale value. When SoftTimeout has
+	// passed since the start of a load, the load's callers get the stale value, and the load continues. If only the Store
+	// has a stale value, callers wait at least until the Store has responded. Zero means no limit.
 	SoftTimeout time.Duration
-	// FinishLoads lets a load continue after its last caller has canceled. Set it if loads take longer than callers
-	// wait. By default the load is canceled.
+	// FinishLoads lets a load continue after its last caller has canceled. Set FinishLoads if loads take longer than
+	// callers wait. By default, a load is canceled when its last caller cancels.
 	FinishLoads bool
 	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent loads.
-	// The function that Middleware returns must call the wrapped function on its own goroutine, and before it returns.
+	// The function that Middleware returns must call the wrapped function synchronously, not on another goroutine.
 	//
-	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, the load has
-	// failed. If Load returns another error that is an answer, such as resilience.Answer(err), callers get that error and
-	// no stale value.
+	// Policies treat ErrNotFound as an answer of the source, not as a failure. A load that a policy refuses counts as
+	// failed. If Load returns an answer other than ErrNotFound, such as resilience.Answer(err), callers get that error
+	// even if there is a stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry whose TTL has
-	// passed stays in memory until its key is loaded again, or Capacity evicts it. Zero means 10,000; with Weight, a
+	// passed stays in memory until its key is loaded again or the entry is evicted. Zero means 10,000. If Weight is set,
 	// Capacity is required.
 	Capacity int
 	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
@@ -96,19 +100,21 @@ type Config[K comparable, V any] struct {
 	Weight func(key K, value V) int
 
 	// Store is a second-level cache that several processes share. A Get that finds no fresh value in memory queries the
-	// Store. Two Caches in a process must not use the same Store value. Nil means that values are cached in memory only.
+	// Store. Each Cache in a process must have its own instance of the Store. Nil means that values are cached in memory
+	// only.
 	Store Store
-	// Key converts a key to a string for the Store. Different keys must have different strings. Nil formats strings and
-	// integers like %v; for a K of another type, Key is required.
+	// Key converts a key to a string for the Store. Different keys must have different strings. Nil means that strings
+	// and integers are formatted like %v. For a K of any other type, Key is required.
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON. If JSON cannot restore a V, a Codec is required. JSON cannot
-	// restore a V that has unexported fields, interfaces, or a type that has only the method MarshalJSON or MarshalText.
+	// restore a V that contains unexported fields, interfaces, or a type that has the method MarshalJSON or MarshalText
+	// but no matching Unmarshal method.
 	//
-	// Validate does not detect other values that JSON does not restore: fields with the tag json:"-", two fields with one
-	// JSON name, an embedded time.Time or other json.Marshaler next to other fields, and strings that are not UTF-8. Other
-	// processes then get different values.
+	// Validate does not detect some other cases in which JSON does not restore a V: fields with the tag json:"-", two
+	// fields with one JSON name, an embedded time.Time or other json.Marshaler next to other fields, and strings that are
+	// not UTF-8. If JSON does not restore a V, other processes get a different value.
 	Codec Codec[V]
-	// Version identifies the encoding of V. Increase it when the encoding changes. Programs with different Versions
+	// Version identifies the encoding of V. Increase Version when the encoding changes. Programs with different Versions
 	// may share a Store: each Version has its own values, and invalidations apply to all Versions.
 	Version uint32
 

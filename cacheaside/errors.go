@@ -12,12 +12,13 @@ import (
 )
 
 var (
-	// ErrNotFound means that a key does not exist. Load returns it, possibly wrapped, and Get returns it to the
-	// caller. It is an answer, not a failure: policies count it as a success.
+	// ErrNotFound means that a key does not exist. Load returns ErrNotFound, possibly wrapped, and Get returns it to the
+	// caller. ErrNotFound is an answer, not a failure, so policies count it as a success.
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
-	// ErrNotPropagated means that an invalidation did not reach the Store. Every *InvalidateError matches it.
+	// ErrNotPropagated means that an invalidation did not reach the Store. Every *InvalidateError matches
+	// ErrNotPropagated.
 	ErrNotPropagated = errors.New("cacheaside: invalidation not propagated")
 )
 
@@ -71,15 +72,15 @@ func failures(err error) (failed []error) {
 // isFailure reports whether err, returned by a load, is an error other than ErrNotFound.
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
-// An InvalidateError reports that an invalidation did not reach the Store. The Cache retries it in the background.
-// Until a retry succeeds, other processes may read the old values, for at most their TTL, extended by
-// the larger of StaleWhileRevalidate and StaleIfError. The error matches [ErrNotPropagated].
+// An InvalidateError reports that an invalidation did not reach the Store. The Cache retries the invalidation in the
+// background. Until a retry succeeds, other processes may read the old values, for at most their TTL plus the larger
+// of StaleWhileRevalidate and StaleIfError. An InvalidateError matches [ErrNotPropagated].
 //
 // If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].
 type InvalidateError struct {
 	Name string
-	Keys []string // as strings, converted by Config.Key; nil means all keys
-	Err  error    // the error of the Store for the first of Keys; not wrapped, see Unwrap
+	Keys []string // the keys as strings, converted by Config.Key; nil means all keys
+	Err  error    // the Store's error for the first of Keys; Unwrap does not return it
 
 	inWrite bool  // Write returned the error
 	write   error // the error of the write function
@@ -100,27 +101,27 @@ func (e *InvalidateError) Error() string {
 	return before + keys + " not invalidated in the store: " + e.Err.Error()
 }
 
-// Unwrap returns the error of the write, or nil if the write succeeded. It does not return Err: if the Store was too
-// slow, a caller would otherwise take a write that succeeded for one that timed out.
+// Unwrap returns the error of the write, or nil if the write succeeded. Unwrap does not return Err, because a timeout
+// of the Store would otherwise look like a timeout of the write.
 func (e *InvalidateError) Unwrap() error { return e.write }
 
 // Is reports whether target is [ErrNotPropagated].
 func (e *InvalidateError) Is(target error) bool { return target == ErrNotPropagated }
 
-// Answered reports whether the source has answered. It returns true if the write succeeded, or if the error of the
-// write is an answer.
+// Answered reports whether the source has answered. Answered returns true if the write succeeded or its error is an
+// answer.
 func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
 
-// Retryable reports whether the write failed with a retryable error. It is false if the write succeeded, because a
-// retry would repeat it.
+// Retryable reports whether the write failed with a retryable error. After a successful write, Retryable returns
+// false, because a retry would repeat the write.
 func (e *InvalidateError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
 // Refused reports whether a policy refused the write.
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
-// WriteError returns the error of the write function, given an error of [Cache.Write]. It returns nil if the write
-// succeeded and only the invalidation failed. If the write function returns the error of another Write, WriteError
-// returns the error of the innermost write function.
+// WriteError takes an error of [Cache.Write] and returns the error of the write function. WriteError returns nil if
+// the write succeeded and only the invalidation failed. If the write function returns the error of another Write,
+// WriteError returns the error of the innermost write function.
 func WriteError(err error) error {
 	e, ok := err.(*InvalidateError)
 	for ok && e.inWrite {
@@ -131,7 +132,7 @@ func WriteError(err error) error {
 }
 
 // A TimeoutError reports that a load took longer than LoadTimeout, or that the function passed to Write took longer
-// than its fence allows. It matches [context.DeadlineExceeded].
+// than its fence allows. A TimeoutError matches [context.DeadlineExceeded].
 type TimeoutError struct {
 	Name      string
 	Operation string // "load" or "write"

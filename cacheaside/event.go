@@ -11,12 +11,12 @@ type EventKind string
 const (
 	EventLoaded        EventKind = "loaded"         // a load returned a value
 	EventNotFound      EventKind = "not_found"      // a load returned ErrNotFound
-	EventLoadFailed    EventKind = "load_failed"    // a load panicked, timed out or returned an error that is no answer
+	EventLoadFailed    EventKind = "load_failed"    // a load panicked, timed out or returned an error other than an answer
 	EventLoadAnswered  EventKind = "load_answered"  // a load returned an answer other than ErrNotFound
 	EventLoadRefused   EventKind = "load_refused"   // a policy in Middleware refused a load
 	EventServedStale   EventKind = "served_stale"   // a value was served after its TTL; Err is set if its load failed
 	EventCodecFailed   EventKind = "codec_failed"   // the Codec failed for a value, or the Store rejected a value
-	EventStoreLost     EventKind = "store_lost"     // a shard of the Store failed, while all others worked
+	EventStoreLost     EventKind = "store_lost"     // a shard of the Store failed; until then, all shards worked
 	EventStoreRestored EventKind = "store_restored" // all shards of the Store work again
 	EventFenceFailed   EventKind = "fence_failed"   // a Write continues without a fence
 	EventNotPropagated EventKind = "not_propagated" // an invalidation did not reach the Store; it will be retried
@@ -28,18 +28,18 @@ const (
 type Event struct {
 	Kind EventKind
 	Name string        // the Name of the Config
-	Key  any           // a K; nil if the event is not about one key
-	Err  error         // why a load, a Codec or a call to the Store failed
+	Key  any           // the key, of type K; nil if the event is not about a single key
+	Err  error         // the error of a load, a Codec or a call to the Store
 	Took time.Duration // the duration of the last attempt of a load
 }
 
-// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event, and
-// must return before the call or the load continues. The ctx of f has the values of the ctx of that call or load. f
-// must not call Close. If f panics during a call of a method, the panic propagates to the caller. If f panics during a
-// load, the panic is logged.
+// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event,
+// and must return before the call or the load continues. The ctx of f has the values of the ctx of the call or load
+// that caused the event. f must not call Close. If f panics while a method of the Cache calls it, the panic propagates
+// to the method's caller. If f panics during a load, the panic is logged.
 //
-// With a Store, the first EventWatchBegan may come before the call to Observe. [Stats].Watching shows whether it has
-// come.
+// With a Store, the first EventWatchBegan may occur before Observe is called. To find out whether notifications
+// already arrive, read [Stats].Watching.
 func (c *Cache[K, V]) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }

@@ -9,13 +9,13 @@ import (
 
 // GetOptions are options of a single Get. The zero value selects the defaults.
 type GetOptions struct {
-	// SkipMemory makes the call ignore the value in memory. With a Store, the call queries the Store, which knows the
-	// invalidations of all processes. Without a Store, the call starts a new load. The result replaces the value in
-	// memory.
+	// SkipMemory makes the call ignore the value in memory. With a Store, the call queries the Store, which has received
+	// the invalidations of all processes. Without a Store, the call starts a new load. The result of the call replaces
+	// the value in memory.
 	//
-	// If another load of the key is in flight, memory does not cache the result of that load. But the Store may cache it,
-	// and the call may return it. Stale values are served only from the Store, as Config.StaleWhileRevalidate and
-	// StaleIfError allow.
+	// If another load of the key is already in flight, the result of that load is not cached in memory. The Store may
+	// still store that result, and the call may return it. A call with SkipMemory gets a stale value only from the Store,
+	// and only if Config.StaleWhileRevalidate or StaleIfError allows the value.
 	SkipMemory bool
 }
 
@@ -23,25 +23,25 @@ type GetOptions struct {
 type Source string
 
 const (
-	SourceFresh  Source = "fresh"  // from memory or the Store, within its TTL
-	SourceStale  Source = "stale"  // from memory or the Store, after its TTL
-	SourceLoaded Source = "loaded" // from a load that the call started, or that it shared with others
+	SourceFresh  Source = "fresh"  // the result is from memory or the Store, within its TTL
+	SourceStale  Source = "stale"  // the result is from memory or the Store, after its TTL
+	SourceLoaded Source = "loaded" // the result is from a load that the call started or joined
 )
 
-// Get returns the value of key. It returns the value in memory if that is fresh, otherwise the value in the Store,
-// and otherwise the result of Load.
+// Get returns the value of key. Get looks for a fresh value in memory, and then in the Store. If neither has a fresh
+// value, Get returns the result of Load.
 //
-// If ctx is done first, the error wraps context.Cause(ctx). An error of Load is returned unchanged, except to callers
-// that waited for a load of another process. The Cache itself returns [ErrNotFound], [*TimeoutError] and [ErrClosed].
-// If Load panics or calls [runtime.Goexit], the error has a method Stack() []byte, and wraps the value of the panic if
-// that is an error.
+// If ctx is done before the value is available, the error wraps context.Cause(ctx). An error of Load is returned
+// unchanged, except to callers that waited for a load of another process. The Cache's own errors are [ErrNotFound],
+// [*TimeoutError] and [ErrClosed]. If Load panics or calls [runtime.Goexit], the returned error has a method Stack()
+// []byte. The returned error wraps a panic value that is an error.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	v, _, err := c.GetWith(ctx, key, GetOptions{})
 	return v, err
 }
 
-// GetWith is like [Cache.Get], with options for this call. It also returns the source of the value, or of
-// ErrNotFound. After another error the source is "".
+// GetWith is like [Cache.Get], with options for this call. GetWith also returns the source of the value or of
+// ErrNotFound. With any other error, the source is "".
 func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, source Source, err error) {
 	if ctx.Err() != nil {
 		return v, "", ended.Error(ctx)
@@ -236,7 +236,7 @@ func (c *Cache[K, V]) peek(key K) *entry[V] {
 	return nil
 }
 
-// Peek returns the value of key if it is fresh in memory. It affects no statistics.
+// Peek returns the value of key if memory has a fresh value. Calls to Peek are not counted in [Stats].
 func (c *Cache[K, V]) Peek(key K) (v V, ok bool) {
 	if e := c.peek(key); e.freshness(c.now()) == fresh && !e.absent {
 		v, _ = c.cfg().userValue(e)

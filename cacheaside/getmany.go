@@ -8,9 +8,10 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// GetMany returns the values of keys, each as [Cache.Get] would. It loads the missing values with one call to LoadMany,
-// if the Config has one. A key that does not exist is not in the map. The error joins the errors of the other keys that
-// are not in the map. If ctx is done first, the map has the values that were found until then.
+// GetMany returns the values of keys, by the rules of [Cache.Get]. If the Config has a LoadMany, GetMany loads all
+// missing values in one call to LoadMany. The map has no value for a key that does not exist, or whose load has
+// failed. The error joins the errors of the failed loads. If ctx is done before all values are found, the map has the
+// values found so far.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)

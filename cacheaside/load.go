@@ -55,9 +55,9 @@ func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start t
 }
 
 // SetTTL sets the TTL of the results of a load, including ErrNotFound. ctx must be the ctx that Load or LoadMany has
-// received, or be derived from it. No jitter is applied. If ttl is zero or negative, the results are not cached. If
-// Middleware retries the load, only the SetTTL of the last attempt counts. Call SetTTL on the goroutine of the load.
-// With any other ctx it has no effect.
+// received, or be derived from it. Config.Jitter does not apply to ttl. If ttl is zero or negative, the results are
+// not cached. If Middleware retries the load, only the SetTTL of the last attempt counts. Call SetTTL on the goroutine
+// of the load. With any other ctx, SetTTL has no effect.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l, ok := ctx.Value(loadKey{}).(interface{ setTTL(time.Duration) }); ok {
 		l.setTTL(ttl)

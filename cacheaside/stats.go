@@ -18,14 +18,14 @@ type Stats struct {
 	// Each Load, and each key of a LoadMany, counts once.
 	Loaded   int64 `counter:"loads{outcome=loaded}"`
 	NotFound int64 `counter:"loads{outcome=not_found}"`
-	Answered int64 `counter:"loads{outcome=answered}"` // an answer other than ErrNotFound
+	Answered int64 `counter:"loads{outcome=answered}"` // the load returned an answer other than ErrNotFound
 	Failed   int64 `counter:"loads{outcome=failed}"`
-	Panicked int64 `counter:"loads{outcome=panicked}"` // including calls to runtime.Goexit
-	Refused  int64 `counter:"loads{outcome=refused}"`  // by a policy in Middleware
+	Panicked int64 `counter:"loads{outcome=panicked}"` // the load panicked or called runtime.Goexit
+	Refused  int64 `counter:"loads{outcome=refused}"`  // a policy in Middleware refused the load
 	TimedOut int64 `counter:"loads{outcome=timed_out}"`
 	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers canceled, or Close was called
 
-	Overtaken int64 `counter:"overtaken"` // loads in flight whose results an invalidation or SkipMemory kept out of memory
+	Overtaken int64 `counter:"overtaken"` // loads whose results an invalidation or SkipMemory kept out of memory
 
 	Entries              int64 `gauge:"entries"`  // entries in memory, including stale entries
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
@@ -48,7 +48,8 @@ func (c *Cache[K, V]) Stats() Stats {
 	return s
 }
 
-// Describe implements [policy.Describer]. Its Health warns while invalidations have not reached the Store.
+// Describe implements [policy.Describer]. The Health of the Cache is a warning while invalidations have not reached
+// the Store.
 func (c *Cache[K, V]) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "cache",

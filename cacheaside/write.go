@@ -8,18 +8,18 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Write calls write, which must change the value of key in the source that Load reads, and then invalidates key, even
-// if write fails or panics. It returns the error of write. To protect the source with a breaker, call Write inside the
-// breaker.
+// Write calls the function write and then invalidates key, even if write fails or panics. The function write must
+// change the value of key in the source that Load reads. Write returns the error of write. To protect the source with
+// a breaker, call Write inside the breaker.
 //
 // With a Store, Write first tries to fence the key. While the fence is in place, every process loads the key from the
 // source and does not cache the result. The ctx passed to write is done before the fence expires, with a
 // [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
 //
 // If the invalidation does not reach the Store, the fence keeps the old value out of the Store until a retry succeeds
-// or the fence expires. But if the key could not be fenced, or write took longer than the fence allows, other processes
-// may then read the old value. In this case Write returns an [*InvalidateError], which also wraps the error of write,
-// if write failed. Use [WriteError] to get the error of write.
+// or the fence expires. If the key has no fence, or write took longer than the fence allows, other processes may read
+// the old value after a failed invalidation. Write then returns an [*InvalidateError] that wraps the error of write.
+// Use [WriteError] to get the error of write from the error of Write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -67,17 +67,17 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	return write(ctx)
 }
 
-// Invalidate removes the cached values of keys. Later calls get neither these values nor the results of loads in
-// flight. Call Invalidate after the change has been committed.
+// Invalidate removes the cached values of keys. Later calls get neither the removed values nor the results of loads
+// that are in flight. Call Invalidate after the change has been committed.
 //
-// In this process, Invalidate always takes effect, even if ctx is done. If it cannot update the Store, it returns an
-// [*InvalidateError] that lists the keys, and the Cache retries in the background.
+// In this process, Invalidate always takes effect, even if ctx is done. If Invalidate cannot update the Store, it
+// returns an [*InvalidateError] that lists the keys, and the Cache retries in the background.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, false)
 }
 
-// Expire is like [Cache.Invalidate], but the values of keys may still be served as Config.StaleWhileRevalidate and
-// Config.StaleIfError allow, counted from now.
+// Expire is like [Cache.Invalidate], but makes the values of keys stale instead of removing them. A stale value may be
+// served for as long as Config.StaleWhileRevalidate or Config.StaleIfError allows, counted from the call to Expire.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, true)
 }
