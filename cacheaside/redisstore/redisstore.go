@@ -8,20 +8,20 @@
 // resilienceredis.Subscribe(client). The server must be Redis 5 or later, or a compatible server that runs the same Lua
 // scripts.
 //
-//   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that loads
-//     the value takes two.
-//   - All times are measured by Redis's clock. Every Redis key expires. A key also has the right to store a loaded
-//     value, so it occupies memory for at least LeaseTTL plus 10 minutes after a load has started, even if the TTL is
-//     shorter.
+//   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that
+//     loads the value takes two round trips.
+//   - All times are measured by Redis's clock. Every Redis key expires. After a load has started, its key occupies
+//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter, because the Store also keeps the right
+//     to store the loaded value.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
 //     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
-//   - All Redis keys that start with {prefix: belong to the Store. Other programs must not use such keys.
+//   - All Redis keys that start with {prefix: belong to the Store, and other programs must not use them.
 //
 // Run Redis without persistence, because a restored snapshot may have old values. Any eviction policy is fine. If a
-// fence or an invalidation is lost, for example by a failover to a lagging replica, old values are served for at most
-// their TTL, extended by the larger of StaleWhileRevalidate and StaleIfError.
+// fence or an invalidation is lost, for example by a failover to a lagging replica, old values may be served for at
+// most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 //
-// Source: leases from "Scaling Memcache at Facebook" (NSDI 2013).
+// The leases are described in "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
 
 import (
@@ -39,42 +39,44 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config configures a Store. A duration of zero means the default of its field. A negative duration is an error.
+// Config configures a Store. A duration of zero means the field's default. A negative duration is an error.
 type Config struct {
-	// Prefix is part of the name of every Redis key of the cache. It is also the name of the cache's Pub/Sub channel. It
-	// must not contain { or }. Caches with the same Prefix share their values. Required.
+	// Prefix is part of the name of every Redis key of the cache. Prefix is also the name of the cache's Pub/Sub channel.
+	// Prefix must not contain { or }. Caches with the same Prefix share their values. Required.
 	Prefix string
 
-	// Eval runs a Lua script in Redis and returns its reply: integers as int64, strings as string or []byte, and arrays as
-	// []any. Each of args is a string. The Store uses only a few different scripts, so Eval may cache them. Eval must
-	// return when its ctx is done, because callers wait for it: resilienceredis.Eval does. Required.
+	// Eval runs a Lua script in Redis and returns the script's reply. Eval returns integers as int64, strings as string
+	// or []byte, and arrays as []any. Each of args is a string. The Store uses only a few different scripts, so Eval may
+	// cache them. Eval must return when its ctx is done, because callers wait for Eval. The function that
+	// resilienceredis.Eval returns meets this requirement. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a Pub/Sub channel. It calls subscribed when Redis has confirmed the subscription, and then
-	// calls message for each message, in order. It returns when ctx is done or the connection is lost. It must not
-	// reconnect, because messages could be lost. Nil means that a process sees the changes of other processes when the TTL
-	// of its entry in memory has passed, extended by the larger of StaleWhileRevalidate and StaleIfError.
+	// Subscribe subscribes to a Pub/Sub channel. Subscribe calls subscribed when Redis has confirmed the subscription,
+	// and then calls message for each message, in order. Subscribe returns when ctx is done or the connection is lost.
+	// Subscribe must not reconnect, because messages could be lost in between. Nil means that after a change by another
+	// process, a process may serve the old value from its memory for at most the value's TTL plus the larger of
+	// StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout limits the duration of each call to Eval. Zero means 250ms.
 	Timeout time.Duration
 
-	// LeaseTTL is how long other processes wait for the process that loads a value. After LeaseTTL, another process starts
-	// a load of the same value. The result of the first load is stored nevertheless, if it arrives at most 10 minutes
-	// after its lease has expired. Zero means 3 seconds.
+	// LeaseTTL is how long other processes wait for the process that loads a value. After LeaseTTL, another process
+	// starts a load of the same value. The result of the first load can still be stored within 10 minutes after the lease
+	// has expired. Zero means 3 seconds.
 	//
-	// Set LeaseTTL to more than a slow load takes. Otherwise, while the load runs, another process starts the same load
-	// each time that LeaseTTL has passed. A lease is not renewed while a load runs. If leases were renewed, a load that
-	// hangs in one process would delay all processes for LoadTimeout, which is 30 seconds by default, instead of LeaseTTL.
+	// Set LeaseTTL to more than the duration of a slow load. If a load takes longer than LeaseTTL, another process starts
+	// the same load each time that LeaseTTL has passed. A lease is not renewed while a load runs. If leases were renewed,
+	// a load that hangs would delay all processes for LoadTimeout (30 seconds by default) instead of LeaseTTL.
 	LeaseTTL time.Duration
 
-	// WriteTimeout is how long the function passed to Write may take before its ctx is done. The fence expires after
-	// twice that time, in case a commit is still in progress. Zero means 10 seconds.
+	// WriteTimeout is how long the function passed to Write may take before its ctx is done. The fence of a Write expires
+	// after twice WriteTimeout, in case a commit is still in progress. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is how long the Store waits without receiving a message before it publishes a message, to test its
-	// subscription. If that message does not arrive within Timeout plus 1 second, the subscription counts as lost. Zero
-	// means 5 seconds.
+	// Heartbeat is the time without a received message after which the Store publishes a message to test its
+	// subscription. If the test message does not arrive within Timeout plus 1 second, the subscription counts as lost.
+	// Zero means 5 seconds.
 	Heartbeat time.Duration
 }
 
@@ -110,7 +112,7 @@ type store struct {
 
 var _ cacheaside.Store = (*store)(nil)
 
-// New returns a Store for one Cache. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Store for one Cache. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) cacheaside.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -235,7 +237,8 @@ func (s *store) write(ctx context.Context, operation, script, key, token string)
 	return s.change(ctx, operation, script, []string{key}, token, micros(2*s.cfg.WriteTimeout))
 }
 
-// InvalidateAll takes one round trip for each bucket. If it fails, it may have invalidated some buckets.
+// InvalidateAll takes one round trip for each bucket. If InvalidateAll fails, it may have invalidated some of the
+// buckets.
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
 		// Publish the message with the first bucket and with the last. The first message is for the ReplicaLag of other
