@@ -25,17 +25,17 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// A Backend is an empty cache, for example a server, that the Stores of several processes share.
+// A Backend is an empty cache that the Stores of several processes share, for example a server.
 type Backend struct {
 	// Connect returns a new Store on the Backend, for one more process. Required.
 	Connect func() cacheaside.Store
 
-	// Break makes all calls to all Stores fail, and ends their subscriptions, until restore is called. If Break is nil,
-	// the tests of an outage are skipped.
+	// Break ends the subscriptions of all Stores, and makes all their calls fail until restore is called. If Break is
+	// nil, the tests of an outage are skipped.
 	Break func() (restore func())
 
-	// Silent means that Watch does not report the changes of other processes. If Silent is true, the tests of such reports
-	// are skipped.
+	// Silent means that Watch does not report the changes of other processes. If Silent is true, the tests of Watch's
+	// reports are skipped.
 	Silent bool
 }
 
@@ -48,8 +48,8 @@ const (
 	patience = 30 * time.Second
 )
 
-// Run runs all tests of this package, each on a separate Backend. open returns a Backend whose Stores grant leases for
-// leaseTTL, and whose Fence allows a write to take writeTimeout.
+// Run runs all tests of this package, each on a separate Backend. The function open returns a Backend whose Stores
+// grant leases for leaseTTL and allow a write to take writeTimeout.
 func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Duration) Backend) {
 	t.Helper()
 	for _, c := range []struct {
