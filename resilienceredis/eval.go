@@ -16,25 +16,25 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// Eval returns a function for the field Eval of the Config in packages fleet, redisstore and redislease. The function
-// runs a Lua script on the node that has the keys. It sends only the hash of the script, by EVALSHA. If the server does
-// not know the hash or does not permit EVALSHA, it sends the script's text.
+// Eval returns a function for the field Config.Eval of package fleet, redisstore or redislease. The function runs a
+// Lua script on the node that has the keys. The function first sends only the hash of the script, with EVALSHA. If the
+// server does not know the hash or does not permit EVALSHA, the function sends the script's text.
 //
-// The function returns when ctx is done. If client does not return when ctx is done, the function runs each script on a
-// new goroutine. That goroutine may continue after the function has returned, and then still use keys and args. To
-// avoid the goroutines, set ContextTimeoutEnabled in the options of client. A ClusterClient with this option needs
-// goroutines only until its first reply, because it ignores ctx while it queries which commands its servers have.
+// The function returns when ctx is done. If client ignores ctx, the function runs each script on a new goroutine. The
+// goroutine may continue, and use keys and args, after the function has returned. To avoid the goroutines, set
+// ContextTimeoutEnabled in the options of client. A ClusterClient with ContextTimeoutEnabled needs goroutines only
+// until its first reply, because it ignores ctx while it queries which commands its servers have.
 //
-// Also set MaxRetries: -1, so that client does not run a script again if the reply was lost. But if the connection is
-// lost, a ClusterClient still runs the script again, up to MaxRedirects times. In this case, a call under a limit of
-// package fleet takes its tokens twice.
+// Set MaxRetries: -1, so that client does not run a script again if the reply was lost. If the connection is lost, a
+// ClusterClient nevertheless runs the script again, up to MaxRedirects times. If a script runs twice, a call under a
+// limit of package fleet takes its tokens twice.
 //
-// After an error that is not a reply, such as a refused connection, the function makes a ClusterClient reload the state
-// of its cluster in the background. By itself, a ClusterClient reloads the state only once a minute. Until then it
-// would continue to call a dead master, even if a replica has taken over.
+// If a call fails without a reply, for example because a connection is refused, the function makes a ClusterClient
+// reload the state of its cluster in the background. By itself, a ClusterClient reloads the state of its cluster only
+// once a minute. So it could call a dead master for a minute after a replica has taken over.
 //
-// If a client sends a value that is too large, Redis closes the connection. The function then makes the client drop
-// that connection, so that the next command of the client does not fail.
+// If client sends a value that is too large, Redis closes the connection. The function makes client drop the closed
+// connection, so that the next command of client does not fail.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -176,9 +176,8 @@ func reloadAfter(ctx context.Context, client any, err error) {
 	}
 }
 
-// EvalEach returns a function for the field EvalEach of the Config in package fleet. The function runs several scripts
-// in one pipeline or, on a cluster, in one pipeline for each node. client should have the options that [Eval]
-// describes.
+// EvalEach returns a function for the field Config.EvalEach of package fleet. The function runs several scripts in one
+// pipeline or, on a cluster, in one pipeline for each node. Set the options of client that [Eval] describes.
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))
@@ -217,9 +216,9 @@ func pipeline(
 	}
 }
 
-// Node returns a function for the field Node of the Config in package fleet. The function returns the address of the
-// master that has a key. It reads the state of the cluster that client has loaded, and sends nothing to Redis. So
-// client must be the client that is passed to [Eval], because the calls of Eval load the state.
+// Node returns a function for the field Config.Node of package fleet. The function returns the address of the master
+// that has a key. The function reads the cluster state that client has loaded, and sends nothing to Redis. Pass the
+// same client to Node and to [Eval], because the calls of Eval make the client load the cluster state.
 func Node(client *redis.ClusterClient) func(key string) string {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // with an open ctx, MasterForKey would wait for a cluster that hangs, longer than the call may
@@ -236,14 +235,14 @@ func Node(client *redis.ClusterClient) func(key string) string {
 // Subscribe waits for the answer to the ping.
 const idleTimeout = 10 * time.Second
 
-// Subscribe returns a function for the field Subscribe of the Config in package redisstore. The function subscribes to
-// a Pub/Sub channel, and calls subscribed after Redis has confirmed the subscription. Then it calls message for each
-// message, until ctx is done or the connection is lost. It does not reconnect, because its caller must be notified that
-// messages may be missing.
+// Subscribe returns a function for the field Config.Subscribe of package redisstore. The function subscribes to a
+// Pub/Sub channel, and calls subscribed after Redis has confirmed the subscription. After that, the function calls
+// message for each message until ctx is done or the connection is lost. The function does not reconnect, because its
+// caller must be notified that messages may be missing.
 //
-// The connection counts as lost if the server sends nothing for 10 seconds and does not answer a PING within another 10
-// seconds. After an error, the function makes a ClusterClient reload the state of its cluster, as the function of
-// [Eval] does.
+// The connection counts as lost if the server sends nothing for 10 seconds and does not answer a PING within another
+// 10 seconds. If the function fails without a reply from Redis, it makes a ClusterClient reload the state of its
+// cluster.
 func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {

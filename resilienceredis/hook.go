@@ -1,5 +1,5 @@
-// Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies. It also provides the
-// functions that the packages throttle/fleet, redisstore and redislease need to use Redis.
+// Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies. The package also provides
+// the functions that the packages throttle/fleet, redisstore and redislease need to use Redis.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 //	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
@@ -22,53 +22,54 @@
 //
 // # How replies are classified
 //
-// An error reply of a server that works is an answer. Policies do not count an answer as a failure. Examples are
+// An error reply is an answer if the server works. Policies do not count an answer as a failure. Examples are
 // redis.Nil, WRONGTYPE, NOSCRIPT, an error of a script, MOVED, ASK, NOAUTH and NOPERM.
 //
-// A reply that means that the server cannot serve the command is a failure:
+// The following replies are failures, because they mean that the server cannot serve the command:
 //
 //   - LOADING, BUSY, OOM, MISCONF, READONLY, NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN and TRYAGAIN
 //   - the reply that the server has too many clients
-//   - the end of a blocking command because the server has become a replica
-//   - an EXEC or a script that failed with one of these replies
+//   - the reply that ends a blocking command because the server has become a replica
+//   - the error of an EXEC or a script that failed with a reply of this list
 //
-// Network errors are failures. If the connection pool has no free connection within its PoolTimeout, or because of
-// MaxActiveConns, the call counts as refused, because nothing was sent. If the caller's ctx is done, the call counts
-// neither as a success nor as a failure. The caller gets the error of go-redis unchanged, including redis.Nil, or the
-// error of the policy that refused the call.
+// Network errors are failures. If no connection is free within PoolTimeout, or MaxActiveConns permits no new
+// connection, the call counts as refused, because nothing was sent. If the caller's ctx is done, the call counts
+// neither as a success nor as a failure. The caller gets each error of go-redis unchanged, including redis.Nil. If a
+// policy refuses a call, the caller gets the policy's error.
 //
 // # Servers that hang
 //
-// If the caller's deadline passes, a breaker counts the call as a failure only if the call had at least the time
-// Patience of the breaker's Config, which is 0.9s by default. So if callers have shorter deadlines, a server that hangs
-// does not open the breaker. To count these calls, add a resilience.Timeout as the innermost policy. Its time must be
-// shorter than the callers' deadlines.
+// If the caller's deadline passes, a breaker counts only a call that had at least the time Patience as a failure.
+// Patience is a field of the breaker's Config, and is 0.9s by default. So a server that hangs does not open the
+// breaker if callers' deadlines are shorter than Patience. To count calls with short deadlines, add a
+// resilience.Timeout as the innermost policy. The Timeout must be shorter than the callers' deadlines.
 //
 // The packages throttle/fleet, redisstore and redislease call Redis with short deadlines, and handle outages without
-// policies. Give them a client without a Hook.
+// policies. Give throttle/fleet, redisstore and redislease a client without a Hook.
 //
 // # Retries
 //
-// A Client retries a command up to MaxRetries times, 3 by default. These retries happen within the policies, so the
-// policies count the command once, however often it was sent. To switch the retries off, set MaxRetries: -1. If the
-// commands may be repeated, use a Retrier instead, as the outermost policy in Config.Node.
+// A Client retries a command up to MaxRetries times, 3 by default. The retries of a Client happen within the policies,
+// so the policies count a command once, however often it was sent. To switch the retries off, set MaxRetries: -1. For
+// commands that may be repeated, use a Retrier instead of MaxRetries, as the outermost policy in Config.Node.
 //
-// A ClusterClient retries a command up to MaxRedirects times, and a Ring up to MaxRetries times. They may send a retry
-// to another node. These retries happen outside of the policies: each attempt is a separate call, under the policies of
-// the node that receives it.
+// A ClusterClient retries a command up to MaxRedirects times, and a Ring up to MaxRetries times. A retry may go to
+// another node. The retries of a ClusterClient or a Ring happen outside of the policies. Each attempt is a separate
+// call under the policies of the node that receives the command.
 //
 // If a Client cannot connect, it dials up to five times within one command, with pauses of 100ms. So a server that
 // refuses connections seems to be slow. To dial only once, set DialerRetries: 1.
 //
-// A dial and the commands that set up a connection are part of the command that needs the connection. They do not count
-// as separate calls. [Subscribe] uses no policies. For any other PubSub of a client with policies, only the commands
-// that set up its connection are calls under the policies.
+// A dial and the commands that set up a connection count as part of the command that needs the connection, not as
+// separate calls. [Subscribe] uses no policies. For any other PubSub of a client with policies, only the commands that
+// set up the PubSub's connection run under the policies.
 //
 // # Failover in a cluster
 //
 // go-redis reloads the state of a cluster once a minute and after a redirect, but not after a refused connection. The
-// functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the state after every error that is not an error
-// reply. So if a master dies and its replica takes over, these functions work again within about two seconds.
+// functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the state of a cluster after each call that fails
+// without a reply from Redis. So Eval, EvalEach and Subscribe work again within about two seconds after a replica has
+// taken over for a dead master.
 //
 // The module's docs/protocol.md describes how policies classify errors. Error replies of Redis are documented at
 // https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
@@ -98,7 +99,7 @@ type Config struct {
 // *redis.ClusterClient or a *redis.Ring.
 //
 // If a policy refuses a command, the error of the command is the policy's error. If a policy refuses a pipeline, each
-// command of the pipeline has that error.
+// command of the pipeline has the policy's error.
 func Hook(client redis.UniversalClient, cfg Config) {
 	if cfg.Node == nil {
 		panic("resilienceredis.Config.Node is nil: must be a function that returns policies")
@@ -134,7 +135,7 @@ type call struct {
 
 type callKey struct{ *hook }
 
-// Value returns c for the callKey of its hook.
+// Value returns c if key is the callKey of c's hook. Otherwise, Value returns the value in the wrapped ctx.
 func (c *call) Value(key any) any {
 	if k, ok := key.(callKey); ok && (c.hook == nil || c.hook == k.hook) {
 		return c
