@@ -13,31 +13,31 @@ type Tx interface {
 }
 
 // Transactions runs functions in transactions of a driver that is used without database/sql, by the rules of the
-// function [InTx]. It is the basis of an adapter for such a driver; package resiliencepgx is an example.
+// function [InTx]. Use Transactions to write an adapter for a driver; package resiliencepgx is an example.
 type Transactions[T Tx] struct {
 	// Begin starts a transaction.
 	Begin func(ctx context.Context) (T, error)
-	// Primary starts a transaction on a connection to a server that accepts writes. It is called after a server has
-	// reported that it is read-only. probe is a query to execute on a connection: if the query returns a row or an error,
-	// the server accepts no writes. Primary then closes the connection instead of returning it to the pool, and tries
-	// another one.
+	// Primary starts a transaction on a connection to a server that accepts writes. Primary is called after a server has
+	// reported that it is read-only. Primary executes the query probe on a connection: if probe returns a row or an
+	// error, the server accepts no writes. Primary closes a connection to a server that accepts no writes, instead of
+	// returning it to the pool, and tries another connection.
 	//
-	// Nil means that the connections to the read-only server remain in the pool. All writes through them fail until the
-	// process restarts.
+	// Nil means that the connections to the read-only server remain in the pool. All writes through these connections
+	// fail until the process restarts.
 	Primary func(ctx context.Context, probe string) (T, error)
-	// Code and Check are like the fields of [Config]. Both are optional.
+	// Code and Check are like the fields of [Config] with the same names. Both are optional.
 	Code  func(error) string
 	Check func(ctx context.Context, tx T) (committed bool, err error)
 }
 
-// InTx runs fn in a transaction and commits it. If retry is not nil, it wraps each attempt.
+// InTx runs fn in a transaction and commits it. If retry is not nil, it wraps the transaction, like Config.Retry.
 func (t Transactions[T]) InTx(ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
 	fn func(ctx context.Context, tx T) error) error {
 	return sqltx.Config[T](t).InTx(ctx, retry, fn)
 }
 
-// Judge returns err with its verdict, as [Middleware] does for the error of a call with this ctx. code is optional; see
-// [Config].
+// Judge returns err with its verdict, as [Middleware] does for the error of a call with ctx. code is optional, like
+// Config.Code.
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	return sqltx.Judge(ctx, err, code)
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Pool returns the connection pool of db as a policy of the kind "pool" for a registry. Its metrics are values of
-// db.Stats: the maximum number of connections, the number of connections in use and idle, and the number and total
-// duration of the waits for a connection.
+// Pool returns the connection pool of db as a policy of the kind "pool" for a registry. The metrics of the pool are
+// values of db.Stats: the maximum number of connections, the number of connections in use and idle, and the number and
+// total duration of the waits for a connection.
 //
-// If db is from pgx's stdlib.OpenDBFromPool, it has no limit, so that its waits happen in the pgx pool and are not
-// counted. In this case, call db.SetMaxOpenConns with the limit of the pgx pool.
+// A db from pgx's stdlib.OpenDBFromPool has no limit, so waits happen in the pgx pool and are not counted. To count
+// them, call db.SetMaxOpenConns with the limit of the pgx pool.
 func Pool(name string, db *sql.DB) policy.Describer { return &pool{db, name} }
 
 // A pool describes the connection pool of a database.
@@ -37,7 +37,7 @@ func (p *pool) stats() poolStats {
 	return poolStats{s.MaxOpenConnections, s.InUse, s.Idle, s.WaitCount, s.WaitDuration}
 }
 
-// Describe returns the description of the pool. The health is a warning while all connections are in use.
+// Describe returns the description of the pool. The health of the pool is a warning while all connections are in use.
 func (p *pool) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "pool",

@@ -1,6 +1,6 @@
 // Package resiliencesql classifies the errors of a database, so that every policy handles them correctly, and runs
-// transactions that can be retried. It supports PostgreSQL, MySQL, MariaDB and SQLite through database/sql. It imports
-// no driver.
+// transactions that can be retried. The package supports PostgreSQL, MySQL, MariaDB and SQLite through database/sql.
+// It imports no driver.
 //
 //	guard := resilience.Chain(circuit.Wrap, slots.Wrap)
 //	err := resiliencesql.InTx(ctx, db, resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, guard)},
@@ -14,9 +14,9 @@
 //
 // # Classification of errors
 //
-// [InTx] and [Middleware] give each error of a database one of four verdicts. The error then has the methods that
-// docs/protocol.md describes, from which a policy learns the verdict. Other errors, and the error of a ctx that is
-// done, are returned unchanged.
+// [InTx] and [Middleware] give each error of a database one of four verdicts. Policies read the verdict through the
+// error's methods, which docs/protocol.md describes. Errors that are not from a database, and the error of a ctx that
+// is done, are returned unchanged.
 //
 // For each verdict, the table shows whether a breaker counts the call as a success, whether a retrier makes another
 // attempt, and which error codes have this verdict. An SQLSTATE of two characters is a class of codes.
@@ -35,42 +35,43 @@
 // The verdicts mean:
 //
 //   - answered: the database works and has rejected the statement.
-//   - again: the transaction was rolled back in favor of another one, or its prepared statement was stale. It has had
-//     no effect and can be repeated.
+//   - again: the transaction was rolled back in favor of another one, or its prepared statement was stale. The
+//     transaction has had no effect and can be repeated.
 //   - unavailable: the database could not execute the statement, which has had no effect.
-//   - outcome unknown: the statement or the transaction may have taken effect. The error matches [ErrOutcomeUnknown].
+//   - outcome unknown: the statement or the transaction may have taken effect. An error with the verdict "outcome
+//     unknown" matches [ErrOutcomeUnknown].
 //
 // Some codes mean that a statement was interrupted: SQLSTATE 57014, MySQL's 1317, 1969 and 3024, and SQLite's
-// INTERRUPT. If ctx is done, the error is the error of ctx. Otherwise, a timeout of the server has interrupted the
-// statement, and the verdict is unavailable.
+// INTERRUPT. If a statement was interrupted and ctx is done, the error is the error of ctx. If a timeout of the server
+// has interrupted the statement, the verdict is "unavailable".
 //
-// If a connection is lost while a statement is in progress, the verdict depends on the transaction. Outside a
-// transaction, the statement may have taken effect, and the outcome is unknown. Inside a transaction, nothing has taken
-// effect until COMMIT is sent.
+// If a connection is lost while a statement is in progress, the verdict depends on whether the statement is in a
+// transaction. Outside a transaction, the statement may have taken effect, and the outcome is unknown. Inside a
+// transaction, nothing has taken effect until COMMIT is sent.
 //
 // Some errors mean that nothing was sent: a connection that could not be opened, an error of pgx whose method
-// SafeToRetry returns true, and driver.ErrBadConn. The error of a COMMIT is the exception: its outcome is known only if
-// the database has answered.
+// SafeToRetry returns true, and driver.ErrBadConn. The outcome of a COMMIT is known only if the database has answered,
+// even if the error means that nothing was sent.
 //
 // # Failover
 //
-// After a failover, connections of the pool may lead to a server that is no longer the primary. Such a connection
-// works, but every write fails. [InTx] closes these connections, finds a connection to the primary, and immediately
-// runs the transaction there, within the same attempt. If a prepared statement is stale, InTx also runs the transaction
-// once more within the same attempt.
+// After a failover, connections of the pool may lead to a server that is no longer the primary. A connection to a
+// former primary works, but every write through it fails. [InTx] closes such connections, finds a connection to the
+// new primary, and runs the transaction there within the same attempt. If a prepared statement is stale, InTx runs the
+// transaction once more within the same attempt.
 //
-// In a transaction whose options make it read-only, a rejected write is a mistake of fn. The verdict of the codes 25006
-// and 1792 is then answered.
+// In a transaction that is read-only by its options, a rejected write is a mistake of fn, so the verdict of the codes
+// 25006 and 1792 is "answered".
 //
 // Write in transactions. Outside a transaction, database/sql repeats a statement by itself if the driver reports that
-// nothing was sent. For a statement without arguments, pgx (v5.12) reports this even if the connection is lost while
-// the database executes the statement, which may then take effect twice.
+// nothing was sent. If the connection is lost while the database executes a statement without arguments, pgx (v5.12)
+// reports that nothing was sent. The statement may then take effect twice.
 //
 // # Drivers
 //
 // The driver github.com/go-sql-driver/mysql returns mysql.ErrInvalidConn for a lost connection. This package cannot
-// recognize that error, because it does not import the driver. If you execute statements outside of transactions, add a
-// Code that recognizes it:
+// recognize mysql.ErrInvalidConn, because it does not import the driver. If you execute statements outside of
+// transactions, add a Code that recognizes mysql.ErrInvalidConn:
 //
 //	Config{Code: func(err error) string {
 //		if errors.Is(err, mysql.ErrInvalidConn) {
@@ -79,19 +80,21 @@
 //		return ""
 //	}}
 //
-// The same driver ignores ctx during COMMIT. Limit the duration of a COMMIT with readTimeout in the DSN.
+// The driver github.com/go-sql-driver/mysql ignores ctx during COMMIT. Limit the duration of a COMMIT with readTimeout
+// in the DSN.
 //
 // If fn ignores an error of a statement, PostgreSQL rolls the transaction back at COMMIT. Through database/sql, pgx
-// reports this as pgx.ErrTxCommitRollback, without an SQLSTATE. The outcome is then unknown, unless Code returns
-// "25P02" for that error.
+// reports this rollback as pgx.ErrTxCommitRollback, which has no SQLSTATE. The outcome is then unknown, unless Code
+// returns "25P02" for pgx.ErrTxCommitRollback.
 //
-// If fn ignores an error on MySQL, the transaction continues. This is dangerous after a deadlock (error 1213): MySQL
-// has rolled back all earlier statements, and commits each later statement separately. So fn must return that error.
+// If fn ignores an error on MySQL, the transaction continues. Ignoring a deadlock (error 1213) is dangerous: MySQL has
+// rolled back all earlier statements, and commits each later statement separately. So fn must return the error of a
+// deadlock.
 //
 // # Connection pools
 //
-// A pool of connections limits the number of concurrent calls, as a bulkhead does. [Pool] makes it visible in a
-// registry.
+// A pool of connections limits the number of concurrent calls, as a bulkhead does. [Pool] makes a pool of connections
+// visible in a registry.
 package resiliencesql
 
 import (
@@ -102,11 +105,11 @@ import (
 	"github.com/go-resilience/resilience/internal/sqltx"
 )
 
-// ErrOutcomeUnknown is matched by the error of a COMMIT, or of a statement outside a transaction, whose answer was
-// lost. The transaction or the statement may have taken effect. It is not retried.
+// ErrOutcomeUnknown means that the answer to a COMMIT, or to a statement outside a transaction, was lost. The
+// transaction or the statement may have taken effect, and is not retried.
 var ErrOutcomeUnknown = sqltx.ErrOutcomeUnknown
 
-// A Config configures a [Middleware] and a transaction. The zero Config is usable.
+// A Config configures a [Middleware] or a transaction. The zero Config is usable.
 type Config struct {
 	// Code returns the SQLSTATE of an error that this package does not recognize, or "". Code is called before this
 	// package classifies the error. Nil means that only this package classifies errors.
@@ -114,23 +117,25 @@ type Config struct {
 
 	// Options are the options of the transaction. Nil means the driver's defaults.
 	Options *sql.TxOptions
-	// Retry wraps the transaction in policies: it is the Wrap method of a Retrier, or a Chain of that and of other
+	// Retry wraps the transaction in policies. Retry is the Wrap method of a Retrier, or a Chain of that method and other
 	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry func(next func(context.Context) error) func(context.Context) error
-	// Check is called if the outcome of a COMMIT is unknown. It reports whether the original transaction was committed. tx
-	// is a new transaction, in which Check can find that out, and which is always rolled back. If Check returns false, the
-	// original transaction is retried. Nil means that the outcome remains unknown.
+	// Check is called if the outcome of a COMMIT is unknown. Check reports whether the original transaction was
+	// committed. To find out, Check can query tx, which is a new transaction that is always rolled back. If Check returns
+	// false, the original transaction is retried. Nil means that the outcome remains unknown.
 	//
-	// The COMMIT may still be in transit when Check is called. A Check that only reads may therefore miss it. A Check that
-	// inserts the same unique row as the original transaction waits for the COMMIT, and then finds a duplicate.
+	// The COMMIT may still be in transit when Check is called. A Check that only reads may therefore miss the COMMIT. A
+	// Check that inserts the same unique row as the original transaction waits for the COMMIT, and then finds a
+	// duplicate.
 	//
-	// Check is part of the attempt, so timeouts in Retry also apply to Check. If Check returns an error, or such a timeout
-	// expires, the outcome remains unknown.
+	// Check is part of the attempt, so timeouts in Retry also apply to Check. If Check returns an error, or a timeout in
+	// Retry expires, the outcome remains unknown.
 	Check func(ctx context.Context, tx *sql.Tx) (committed bool, err error)
 }
 
-// Middleware returns a middleware that gives the errors of calls their verdicts; see the package documentation. Make it
-// the innermost middleware, directly around the call to the database. It uses only cfg.Code.
+// Middleware returns a middleware that gives the errors of calls their verdicts; see the package documentation. The
+// returned middleware must be the innermost one, directly around the call to the database. Middleware uses only
+// cfg.Code.
 func Middleware(cfg Config) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -142,18 +147,18 @@ func Middleware(cfg Config) func(next func(context.Context) error) func(context.
 	}
 }
 
-// InTx runs fn in a transaction and commits it. It rolls the transaction back if fn returns an error, panics or ends
+// InTx runs fn in a transaction and commits it. InTx rolls the transaction back if fn returns an error, panics or ends
 // its goroutine, or if ctx is done before COMMIT. fn may be called several times, each time with a new transaction, so
 // fn must have no effects outside of tx. fn must not commit tx or roll it back.
 //
-// Errors of fn and of the database get their verdicts; see the package documentation. Before COMMIT is sent, no verdict
-// is "outcome unknown". If COMMIT fails and the error is not an answer of the database, the error matches
-// [ErrOutcomeUnknown], unless Config.Check finds out the outcome.
+// Errors of fn and of the database get their verdicts; see the package documentation. An error that occurs before
+// COMMIT is sent never has the verdict "outcome unknown". If COMMIT fails without an answer of the database, the error
+// matches [ErrOutcomeUnknown], unless Config.Check finds out the outcome.
 func InTx(ctx context.Context, db *sql.DB, cfg Config, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	return cfg.in(db).InTx(ctx, cfg.Retry, func(ctx context.Context, t tx) error { return fn(ctx, t.Tx) })
 }
 
-// Value is like [InTx], for an fn that returns a value. If Value returns an error, the value is the zero T.
+// Value is like [InTx], but fn also returns a value. If Value returns an error, the value is the zero T.
 func Value[T any](
 	ctx context.Context, db *sql.DB, cfg Config, fn func(ctx context.Context, tx *sql.Tx) (T, error),
 ) (T, error) {
