@@ -1,6 +1,5 @@
-// Package resiliencepgx runs transactions that can be retried in a pool of github.com/jackc/pgx/v5, and acquires the
-// pool's connections under policies. It also provides the function with which package sqlstore receives PostgreSQL's
-// notifications.
+// Package resiliencepgx runs retryable transactions in a pool of github.com/jackc/pgx/v5, and acquires the pool's
+// connections under policies. The function [Listen] passes PostgreSQL's notifications to package sqlstore.
 //
 //	err := resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
 //		func(ctx context.Context, tx pgx.Tx) error {
@@ -11,21 +10,22 @@
 //	db := stdlib.OpenDBFromPool(pool) // a *sql.DB on the same connections
 //	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: resiliencepgx.Listen(pool)})
 //
-// By default, a pool has 4 connections, or one for each CPU if there are more than 4 CPUs. That is few for a store of
-// sagas; see package sqlstore. The DSN's pool_max_conns sets another number.
+// By default, a pool has 4 connections, or one for each CPU if there are more than 4 CPUs. A store of sagas may need
+// more connections; see package sqlstore. To set the number of connections, use pool_max_conns in the DSN.
 //
-// Errors are classified as in package resiliencesql, and an error of InTx may match resiliencesql.ErrOutcomeUnknown. If
-// fn ignores an error of a statement, PostgreSQL rolls the transaction back at COMMIT. The error of InTx then matches
-// pgx.ErrTxCommitRollback, and is an answer of the database, which is not retried.
+// Errors are classified as in package resiliencesql, and an error of InTx may match resiliencesql.ErrOutcomeUnknown.
+// If fn ignores an error of a statement, PostgreSQL rolls the transaction back at COMMIT. InTx then returns an error
+// that matches pgx.ErrTxCommitRollback. The error counts as an answer of the database, so the transaction is not
+// retried.
 //
 // # PgBouncer
 //
-// InTx works with a pooler that assigns a connection to each transaction. Set default_query_exec_mode=exec in the DSN,
-// or max_prepared_statements in PgBouncer.
+// InTx works with a pooler that assigns a connection to each transaction. With PgBouncer, set
+// default_query_exec_mode=exec in the DSN, or max_prepared_statements in PgBouncer's configuration.
 //
-// Listen does not work with such a pooler, because a notification arrives on the connection that has executed LISTEN.
-// Call Listen with a pool that connects to the server directly, or to a pooler that assigns a connection to each
-// session.
+// Listen does not work with a pooler that assigns a connection to each transaction, because a notification arrives on
+// the connection that has executed LISTEN. Call Listen with a pool that connects to the server directly, or to a
+// pooler that assigns a connection to each session.
 package resiliencepgx
 
 import (
@@ -46,11 +46,12 @@ import (
 type Config struct {
 	// Options are the options of the transaction. Zero means the server's defaults.
 	Options pgx.TxOptions
-	// Retry wraps the transaction in policies: it is the Wrap method of a Retrier, or a Chain of that and of other
+	// Retry wraps the transaction in policies. Retry is the Wrap method of a Retrier, or a Chain of that method and other
 	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry resilience.Middleware
-	// Check is called if the outcome of a COMMIT is unknown. It finds out, in the new transaction tx, whether the original
-	// transaction was committed; see resiliencesql.Config. Nil means that the outcome remains unknown.
+	// Check is called if the outcome of a COMMIT is unknown. Check reports whether the original transaction was
+	// committed, and can query tx, a new transaction, to find out; see resiliencesql.Config. Nil means that the outcome
+	// remains unknown.
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 
@@ -140,7 +141,7 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 	return cfg.in(pool).InTx(ctx, cfg.Retry, func(ctx context.Context, t tx) error { return fn(ctx, t.Tx) })
 }
 
-// Value is like [InTx], for an fn that returns a value. If Value returns an error, the value is the zero T.
+// Value is like [InTx], but fn also returns a value. If Value returns an error, the value is the zero T.
 func Value[T any](
 	ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error),
 ) (T, error) {
@@ -153,8 +154,8 @@ func Value[T any](
 	})
 }
 
-// Acquire acquires a connection of pool under policies, such as a breaker's Wrap. The policies observe only whether the
-// connection was acquired, and not the queries that it is used for. The caller must release the connection.
+// Acquire acquires a connection of pool under policies, such as a breaker's Wrap. The policies observe only whether a
+// connection was acquired, and not the queries on the connection. The caller must release the connection.
 func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middleware) (*pgxpool.Conn, error) {
 	return resilience.Do(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
 		conn, err := pool.Acquire(ctx)
@@ -165,11 +166,12 @@ func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middle
 // silence is the time without a notification after which Listen pings the server. It is also the timeout of the ping.
 const silence = 10 * time.Second
 
-// Listen returns a function for sqlstore.Config.Listen. That function executes LISTEN for the channel and calls notify
-// once. It then calls notify for each notification until ctx is done or the connection is lost.
+// Listen returns a function for sqlstore.Config.Listen. The returned function executes LISTEN for the channel and
+// calls notify once. After that, the function calls notify for each notification until ctx is done or the connection
+// is lost.
 //
-// After the connection is lost, the function returns an error, and the saga.Runner that uses the store calls it again.
-// The new call first calls notify, because notifications may have been missed.
+// When the connection is lost, the function returns an error. The saga.Runner that uses the store then calls the
+// function again. Each call of the function first calls notify once, because notifications may have been missed.
 //
 // The function takes a connection out of pool and uses it exclusively, so the connection does not count toward the
 // pool's limit. If no notification arrives for 10 seconds, the function pings the server. If the server does not answer
