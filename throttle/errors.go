@@ -15,7 +15,7 @@ import (
 var (
 	// Every [*LimitedError] matches ErrLimited.
 	ErrLimited = errors.New("throttle: limited")
-	// Every error which reports that a shared limit cannot be reached matches ErrOutage.
+	// An error matches ErrOutage if it reports that a shared limit cannot be reached.
 	ErrOutage = errors.New("throttle: shared limit cannot be reached")
 )
 
@@ -25,8 +25,8 @@ type Reason string
 const (
 	OverLimit        Reason = "over_limit"         // there are not enough tokens, and the call may not wait
 	OverQuota        Reason = "over_quota"         // a quota does not have enough tokens; no call waits for a quota
-	WaitTooLong      Reason = "wait_too_long"      // the wait would be or was longer than MaxWait
-	DeadlineTooClose Reason = "deadline_too_close" // the tokens would come after the deadline of ctx
+	WaitTooLong      Reason = "wait_too_long"      // the call would wait, or has waited, for longer than MaxWait
+	DeadlineTooClose Reason = "deadline_too_close" // the tokens would be available only after the deadline of ctx
 	ContextEnded     Reason = "context_ended"      // ctx was done while the call waited
 	TooCostly        Reason = "too_costly"         // the call costs more tokens than the limit can ever hold
 	CoolingDown      Reason = "cooling_down"       // a cooldown of package fleet is in effect
@@ -37,8 +37,8 @@ const (
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
-// A LimitedError reports a refused call. Every LimitedError matches [ErrLimited]. For some reasons, it matches
-// further errors:
+// A LimitedError reports a refused call. Every LimitedError matches [ErrLimited]. For the following reasons, a
+// LimitedError also matches other errors:
 //
 //   - DeadlineTooClose: [context.DeadlineExceeded].
 //   - ContextEnded: the error and the cause of ctx.
@@ -47,11 +47,12 @@ const never = time.Duration(math.MaxInt64)
 // If several quotas refuse a call, the field Quota is the quota whose window ends last. If a quota is too small for
 // the call, the field Quota is that quota.
 //
-// For a [Group], the field Key is the text of the call's key, at most 100 bytes, or "(other keys)" for a key that
-// found no room. For package fleet, the field Key is the key of the meter, or of the first meter if Reason is Outage.
+// For a [Group], the field Key is at most 100 bytes of the text of the call's key. If the Group has no room for a key,
+// the field Key is "(other keys)". For package fleet, the field Key is the key of the meter that refused the call. If
+// Reason is Outage, the field Key is the key of the call's first meter.
 type LimitedError struct {
 	Name   string // the limit's name
-	Key    string // the key of a Group or of package fleet; see above
+	Key    string // the key of a Group, or of a meter of package fleet
 	Reason Reason
 	Limit  int           // the burst when the call was refused, or N of Quota; 0 if the limit admits nothing
 	Quota  Quota         // the quota that refused the call; zero if the rate refused the call
@@ -115,8 +116,8 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable reports whether the call could be admitted later. It returns false if the call is [TooCostly], or if the
-// limit admits nothing.
+// Retryable reports whether the call could be admitted later. Retryable returns false if the call is [TooCostly], or
+// if the limit admits nothing.
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly && e.After != never }
 
 // Refused returns true, because the call did not run.
@@ -148,10 +149,10 @@ func (e Event) describe() policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// A Decision is the state of a limit after a call. A server can send it in the headers of its response. If the limit
-// has quotas, the Decision describes the rate or the quota that has the fewest tokens left. If quotas refused the
-// call, the Decision describes the refusing quota whose window ends last. If the call can never be admitted,
-// RetryAfter is the longest Duration.
+// A Decision is the state of a limit after a call. A server can send the Decision in the headers of its response. If
+// the limit has quotas, the Decision describes the rate or the quota that has the fewest tokens left. If quotas
+// refused the call, the Decision describes the refusing quota whose window ends last. If the call can never be
+// admitted, RetryAfter is the longest Duration.
 type Decision struct {
 	Admitted   bool          // whether the call was admitted
 	Quota      Quota         // the quota that the decision describes; zero if it describes the rate
@@ -168,9 +169,9 @@ type Stats struct {
 	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
 	Refused  int64            // the number of refused calls
 	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
-	Spent    int64            `counter:"tokens{outcome=spent}"`           // tokens that calls took; includes Refunded
+	Spent    int64            `counter:"tokens{outcome=spent}"`           // tokens that calls took, including Refunded
 	Refunded int64            `counter:"tokens{outcome=refunded}"`        // tokens that were refunded
-	Forgiven int64            `counter:"tokens{outcome=forgiven}"`        // tokens used but not charged; see Reservation
+	Forgiven int64            `counter:"tokens{outcome=forgiven}"`        // tokens that were used but not charged
 	Evicted  int64            `counter:"evictions"`                       // keys that a Group evicted
 	Overflow int64            `counter:"overflows"`                       // calls whose key found no room in a Group
 

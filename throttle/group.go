@@ -23,8 +23,8 @@ type GroupConfig[K comparable] struct {
 	// Config configures the limit of each key. Config.Name is the name of the group.
 	Config Config
 
-	// MaxKeys is the maximum number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. If
-	// there are Quotas, a key takes 100 more bytes, and 32 bytes for each quota.
+	// MaxKeys is the maximum number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. With
+	// Quotas, a key takes another 100 bytes, plus 32 bytes for each quota.
 	MaxKeys int
 
 	// IdleAfter is the time after which an unused key may be evicted even if the group has room for more keys. Zero
@@ -49,15 +49,15 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	return c
 }
 
-// A Group holds a limit for each key, such as a tenant or an address. Its methods are the methods of a [Limiter] with
-// an additional key. A Group is used like a resilience.Group of Limiters, but needs less memory. It is safe for
-// concurrent use.
+// A Group holds a limit for each key, such as a tenant or an address. The methods of a Group are the methods of a
+// [Limiter] with a key as an additional parameter. A Group is used like a resilience.Group of Limiters, but needs less
+// memory. It is safe for concurrent use.
 //
-// A key can be evicted while its burst is full and none of its quotas has spent tokens. It is evicted after
-// IdleAfter, or earlier to make room. If the group holds MaxKeys keys and can evict none of them, all new keys share
-// one limit, the overflow limit. Errors and events report the key of the overflow limit as "(other keys)". A key that
-// is not equal to itself, such as NaN, always uses the overflow limit. Choose keys that an attacker cannot create in
-// large numbers.
+// A key can be evicted while its burst is full and none of its quotas has spent tokens. A key that can be evicted is
+// evicted when it has been unused for IdleAfter, or earlier to make room. If the group holds MaxKeys keys and can
+// evict none of them, all new keys share one limit, the overflow limit. Errors and events report the key of the
+// overflow limit as "(other keys)". A key that is not equal to itself, such as NaN, always uses the overflow limit.
+// Choose keys that an attacker cannot create in large numbers.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
@@ -106,7 +106,7 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	return m
 }
 
-// Do is like [Limiter.Do], for the limit of key.
+// Do is like [Limiter.Do], but uses the limit of the given key.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
@@ -119,21 +119,21 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns a middleware that runs each call under the limit of a key. The function key returns the key for the ctx of
-// the call.
+// By returns a middleware that applies to each call the limit of the call's key. The function key returns the key of a
+// call, given the call's ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// Wait is like [Limiter.Wait], for the limit of key.
+// Wait is like [Limiter.Wait], but uses the limit of the given key.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
-// Admit is like [Limiter.Admit], for the limit of key.
+// Admit is like [Limiter.Admit], but uses the limit of the given key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	h, err := g.hold(ctx, key, byCost)
 	if err == nil {
@@ -175,14 +175,14 @@ func (g *Group[K]) settleKey(key K, h hold, used int) {
 	g.settle(&m.Value, h, used)
 }
 
-// Allow is like [Limiter.Allow], for the limit of key.
+// Allow is like [Limiter.Allow], but uses the limit of the given key.
 func (g *Group[K]) Allow(key K) bool {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
 	return g.allow(&m.Value, 1)
 }
 
-// Reserve is like [Limiter.Reserve], for the limit of key.
+// Reserve is like [Limiter.Reserve], but uses the limit of the given key.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
 	if n < 0 {
 		return nil, negative(g.setting.Load().Config.Name, n)
@@ -190,7 +190,8 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, err
 	return reserve(ctx, n, g.For(func(context.Context) K { return key }))
 }
 
-// For returns a [Part] for [All]. The Part is the limit of the key that the function key returns for a ctx.
+// For returns a [Part] that can be passed to [All]. The Part is the limit of the key that the function key returns for
+// a call's ctx.
 func (g *Group[K]) For(key func(context.Context) K) Part { return groupPart[K]{g, key} }
 
 type groupPart[K comparable] struct {
@@ -216,7 +217,7 @@ func (g *Group[K]) Stats() Stats {
 // Config returns the configuration with defaults filled in.
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
-// Update is like [Limiter.Update], for the limit of all keys. MaxKeys and IdleAfter cannot change.
+// Update is like [Limiter.Update], but changes the limits of all keys. Update cannot change MaxKeys and IdleAfter.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.setting.Update(change, g.check, g.use)
 }

@@ -32,8 +32,8 @@ type Window struct {
 	// In is the time zone of the calendar. Nil means UTC.
 	In *time.Location
 
-	// From is the day on which a [Month] starts, from 1 to 31. A month with fewer days starts on its last day. Zero
-	// means 1.
+	// From is the day on which a [Month] starts, from 1 to 31. If a calendar month has fewer than From days, the period
+	// starts on the last day of that month. Zero means 1.
 	From int
 
 	// At is the time of day at which a period starts, in the time zone In. If Per is [Week] or [Month], At may be longer

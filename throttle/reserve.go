@@ -8,8 +8,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A Reservation records the tokens that a call has taken. If the Reservation is never settled, the call counts as
-// having used all of these tokens. A Reservation is safe for concurrent use.
+// A Reservation records the tokens that a call has taken. If a Reservation is never settled, the call counts as having
+// used all tokens that it took. A Reservation is safe for concurrent use.
 type Reservation struct {
 	settled atomic.Bool
 	parts   []part
@@ -55,21 +55,22 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 }
 
 // Settle corrects the number of tokens that the call used. If the call took more tokens than it used, the difference
-// is refunded. If the call used more tokens than it took, the difference is charged. Calls are then refused until the
-// rate has made up for the debt. Debt beyond a burst or a quota is forgiven. Only the first call of Settle or
-// SettleEach has an effect. A negative number counts as zero.
+// is refunded. If the call used more tokens than it took, the difference is charged. If a charge causes a debt, calls
+// are refused until the rate has made up for the debt. The part of a debt that exceeds a burst or a quota is forgiven.
+// Only the first call of Settle or SettleEach has an effect. A negative value of used counts as zero.
 //
 // For quotas, Settle corrects the windows from which the call took its tokens, unless a window has ended. If the call
 // took no tokens, Settle charges the current windows.
 //
-// If the reservation comes from [Limits.Reserve], Settle corrects only the limits that have a Cost. If nothing was
-// sent, call SettleEach with a 0 for each limit.
+// If the reservation comes from [Limits.Reserve], Settle corrects only the limits that have a [Config].Cost. If the
+// call was not sent, call SettleEach with 0 for each limit.
 func (r *Reservation) Settle(used int) {
 	r.settleParts(func(p part) (int, bool) { return used, p.estimate })
 }
 
-// SettleEach is like [Reservation.Settle], with a number for each limit. The keys of used are the names of limits. A
-// limit whose name is not in used is not corrected. Names without a limit in the reservation are ignored.
+// SettleEach is like [Reservation.Settle], but takes a number of tokens for each limit. The keys of the map used are
+// the names of the limits. SettleEach does not correct a limit whose name is missing from used. It ignores a name if
+// the reservation has no limit of that name.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settleParts(func(p part) (int, bool) {
 		n, ok := used[p.name]
@@ -97,8 +98,8 @@ func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 // Limits combines several limits. A call takes its tokens from all of the limits, or from none. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes the Cost of a call from every part, or from none. If a call waits for a part, the
-// call already holds the tokens of the earlier parts.
+// All returns a policy that takes the Cost of a call from every part, or from none. While a call waits for one part,
+// it already holds the tokens of the parts that come earlier in the list.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{slices.Clone(parts)} }
@@ -108,7 +109,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	return reserve(ctx, byCost, l.parts...)
 }
 
-// Do is like [Limiter.Do], for all parts.
+// Do is like [Limiter.Do], but takes tokens from all parts.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -121,7 +122,7 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// Wrap returns a function that calls next under [Limits.Do].
+// Wrap returns a function that calls [Limits.Do](ctx, next).
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

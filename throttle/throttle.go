@@ -11,10 +11,10 @@
 //		log.Printf("come back in %v", limited.RetryAfter()) // the call did not run
 //	}
 //
-// A call takes one token, or the number of tokens that Config.Cost returns. A call spends its tokens even if it
-// fails. If the cost of a call is known only after the call, use [Limiter.Reserve]. In any interval, the rate of a
-// [Limiter] admits at most Burst + Rate x interval tokens. Refunded tokens are not included in this bound. Quotas
-// limit the tokens further.
+// A call takes one token, or the number of tokens that Config.Cost returns. A call spends its tokens even if it fails.
+// If the cost of a call is known only after the call, use [Limiter.Reserve]. In any t seconds, calls can take at most
+// Burst + Rate*t tokens from the rate of a [Limiter], not counting refunded tokens. Quotas are additional limits for
+// longer windows.
 //
 // A [Group] holds a limit for each of many keys:
 //
@@ -28,9 +28,9 @@
 //
 // # A limit of zero
 //
-// A 0 in a configuration file may mean "nothing", as in a plan without e-mails, or it may mean "no limit". The zero
-// value of a field of Config has neither meaning. Convert the 0 to [None], which admits nothing, or to [Unlimited],
-// which admits everything:
+// A 0 in a configuration file may mean "nothing", as in a plan without e-mails, or it may mean "no limit". In a
+// [Config], a zero Rate or Burst means neither "nothing" nor "no limit". Convert a 0 from a file to [None], which
+// admits nothing, or to [Unlimited], which admits everything:
 //
 //	switch rate {
 //	case 0:
@@ -60,25 +60,26 @@ import (
 )
 
 const (
-	// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
+	// Unlimited means that there is no limit. Unlimited is valid only for fields whose comment mentions Unlimited.
 	Unlimited = -1
 
-	// None means that nothing is admitted, except for calls whose cost is zero. It is valid only for fields whose
-	// comment mentions None. A function that is passed to Update must test such a field for None and for Unlimited
-	// before it calculates with the field. None is a large negative number, so that a calculation such as Unlimited-1
-	// does not result in None.
+	// None means that nothing is admitted, except for calls whose cost is zero. None is valid only for fields whose
+	// comment mentions None. A function that is passed to Update must test a field that may be None or Unlimited before
+	// it calculates with the field. None is a large negative number, so that a calculation such as Unlimited-1 does not
+	// result in None.
 	None = -1 << 31
 )
 
 // Config configures a [Limiter].
 type Config struct {
-	// Name identifies the limit in errors, events and metrics, and in [Reservation.SettleEach]. Update cannot change it.
+	// Name identifies the limit in errors, events and metrics, and in [Reservation.SettleEach]. Update cannot change
+	// Name.
 	Name string
 
-	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time of one token is rounded
-	// up to a nanosecond. [None] admits nothing. [Unlimited] means that only Quotas, if there are any, limit the calls.
-	// Zero also means that only Quotas limit the calls, but then at least one quota is required. If a 0 from another
-	// source means "nothing", convert the 0 to None.
+	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time between two tokens is
+	// rounded up to a whole nanosecond. [None] admits nothing. [Unlimited] means that only Quotas, if there are any,
+	// limit the calls. Zero also means that only Quotas limit the calls, but then at least one quota is required. If a 0
+	// from another source means "nothing", convert the 0 to None.
 	Rate float64
 
 	// Burst is the number of tokens that calls may spend together after a pause. New starts with a full burst. Zero
@@ -172,7 +173,7 @@ func (l *Limiter) use(cfg *Config) {
 }
 
 // Do takes the tokens of a call, calls fn and returns the error of fn. If there are not enough tokens, Do waits for
-// them, at most for MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx is already done, Do returns
+// them for at most MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx is already done, Do returns
 // the error of ctx. If fn returns an error whose method Refused() bool returns true, an inner policy did not make the
 // call, and Do refunds the tokens.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
@@ -187,19 +188,19 @@ func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error 
 	return err
 }
 
-// Wrap returns a function that calls next under [Limiter.Do].
+// Wrap returns a function that calls [Limiter.Do](ctx, next).
 func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Wait takes the tokens of a call in the same way as [Limiter.Do], but calls no function. Use it for work that is not
-// a single function: the caller does the work after Wait has returned nil.
+// Wait takes the tokens of a call in the same way as [Limiter.Do], but calls no function. Use Wait for work that is
+// not a single function: the caller does the work after Wait has returned nil.
 func (l *Limiter) Wait(ctx context.Context) error {
 	_, err := l.hold(ctx, byCost)
 	return err
 }
 
-// Admit is like [Limiter.Wait], but also returns the state of the limit after the call. A server can send this state
+// Admit is like [Limiter.Wait], but also returns the state of the limit after the call. A server can send the Decision
 // in the headers of its response.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	h, err := l.hold(ctx, byCost)
@@ -222,8 +223,8 @@ func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
 // not call Config.Cost and causes no event.
 func (l *Limiter) Allow() bool { return l.allow(&l.meter, 1) }
 
-// Reserve takes n tokens. If there are not enough tokens, Reserve waits for them in the same way as [Limiter.Do].
-// [Reservation.Settle] later corrects the number of tokens. Reserve returns an error if n is negative.
+// Reserve takes n tokens. If there are not enough tokens, Reserve waits for them in the same way as [Limiter.Do]. Use
+// [Reservation.Settle] to correct the number of tokens later. Reserve returns an error if n is negative.
 func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	if n < 0 {
 		return nil, negative(l.setting.Load().Name, n)
@@ -257,16 +258,16 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
-// changes nothing and returns an error. A field that change does not alter keeps its value, or continues to follow
-// its default. For example, a new Rate also changes the default of Burst. change must not call methods of l, because
-// Update holds a lock.
+// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
+// Update changes nothing and returns an error. If change does not alter a field, the field keeps its value or
+// continues to follow its default. For example, a new Rate also changes the default of Burst. The function change must
+// not call methods of l, because Update holds a lock.
 //
-// Spent tokens stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13 tokens remain. The
-// spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is None, or Rate is
-// Unlimited, the burst refills at the last rate. Tokens that calls take from an Unlimited rate or quota do not count
-// later. A waiting call keeps its place and its MaxWait. If its cost is more than the new Burst, the call takes its
-// tokens together when the rate has yielded all of them.
+// Tokens that are already spent stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13
+// tokens remain. The spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is
+// None, or Rate is Unlimited, the burst refills at the previous rate. Tokens that calls take from an Unlimited rate or
+// quota do not count when a limit is set later. A waiting call keeps its place and its MaxWait. If a waiting call
+// costs more than the new Burst, it takes its tokens when the rate has yielded all of them.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }
@@ -296,7 +297,7 @@ func (l *Limiter) Describe() policy.Description {
 	}
 }
 
-// PerMinute converts a number of tokens a minute into a Rate. It returns [None] and [Unlimited] unchanged.
+// PerMinute converts a number of tokens a minute into a Rate. PerMinute returns [None] and [Unlimited] unchanged.
 func PerMinute(n float64) float64 {
 	if n == None || n == Unlimited {
 		return n
