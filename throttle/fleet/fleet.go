@@ -27,30 +27,31 @@
 //
 // The following rules apply to tokens and slots:
 //
-//   - All times follow Redis's clock. If this clock is set forward, rates refill, windows end and leases end, as if
+//   - All times follow Redis's clock. If Redis's clock is set forward, rates refill, windows end and leases end, as if
 //     the time had passed.
-//   - If Redis's answer to a call is lost or late, [Config.OnOutage] decides whether the call is admitted. Redis may
-//     have taken the call's tokens nevertheless.
+//   - If Redis's answer to a call is lost or late, [Config.OnOutage] decides whether the call is admitted. Even if
+//     OnOutage refuses the call, Redis may have taken its tokens.
 //   - If Redis loses data, for example in a failover, the tokens that were taken last are available again, and
 //     running calls lose their slots; see [ErrLost].
-//   - If Redis evicts keys, the spent tokens of quotas are available again. Therefore, the maxmemory-policy of Redis
-//     must be noeviction.
+//   - The maxmemory-policy of Redis must be noeviction. If Redis evicts keys, the spent tokens of quotas are available
+//     again.
 //   - If Redis has no memory left, no call is admitted, but slots are still freed and renewed.
 //
 // # Outages
 //
-// If a round trip to a node of Redis fails, an outage of this node begins. During the outage, no call waits for the
-// node, and [Config.OnOutage] decides whether the calls are admitted. The node is pinged in the background: when the
-// outage begins, then 100, 200 and 400ms after that, and so on. The pauses grow up to Config.RetryEvery.
+// If a round trip to a node of Redis fails, an outage of this node begins. During an outage, no call waits for the
+// node, and [Config.OnOutage] decides whether calls are admitted. The node is pinged in the background when the outage
+// begins, and 100ms, 200ms, 400ms and so on after the beginning. The pauses between pings grow up to
+// Config.RetryEvery.
 //
-// The following problems do not start an outage, because the node answers:
+// In the following cases, no outage starts, because the node answers:
 //
-//   - An error about the keys of one call, such as TRYAGAIN while Redis Cluster moves a hash slot. OnOutage decides
-//     whether this call is admitted. Other calls are not affected.
-//   - An error that remains until the configuration of Redis is changed, such as NOPERM. Calls return the error, and
-//     the Health of the policy reports the error as "store_rejects".
-//   - A value that the script cannot read, because another program or an operator has written it. Such a value counts
-//     as absent.
+//   - If an error concerns only the keys of one call, such as TRYAGAIN while Redis Cluster moves a hash slot, OnOutage
+//     decides whether this call is admitted. Other calls are not affected.
+//   - If an error remains until the configuration of Redis is changed, such as NOPERM, calls return the error, and the
+//     Health of the policy reports "store_rejects".
+//   - If the script cannot read a value, because another program or an operator has written it, the value counts as
+//     absent.
 //
 // # Stability
 //
@@ -84,12 +85,12 @@ import (
 //go:embed fleet.lua
 var script string
 
-// Unlimited means that there is no limit. It is valid only for fields whose comment mentions Unlimited.
+// Unlimited means that there is no limit. Unlimited is valid only for fields whose comment mentions Unlimited.
 const Unlimited = throttle.Unlimited
 
 var (
-	// ErrLost is the cause of the cancellation of a running call's ctx if the call has lost its slots. The call loses
-	// its slots if their lease could not be renewed, or if [Limits.Close] frees them.
+	// ErrLost is the cause with which a running call's ctx is canceled when the call loses its slots. A call loses its
+	// slots if the lease of a slot could not be renewed, or if [Limits.Close] frees the slots.
 	ErrLost = errors.New("fleet: slot lost")
 	// Calls after [Limits.Close] return ErrClosed.
 	ErrClosed error = &closedError{}
@@ -112,18 +113,18 @@ const (
 	Refuse OutagePolicy = "refuse"
 
 	// Local admits calls up to this process's part of each limit. The part is the limit divided by Instances, but at
-	// least 1. The tokens of these calls are not reported to Redis later, so they add to the tokens that Redis admits.
+	// least 1. The tokens of calls that Local admits are never reported to Redis, so they add to the tokens that Redis
+	// admits.
 	//
 	// All processes together admit at most this number of additional tokens:
 	//
-	//   - For a quota, N in each window, regardless of the number of outages. If Instances is more than N, the number is
-	//     Instances.
-	//   - For a rate, one burst in each outage, plus the rate for the duration of the outage.
+	//   - For a quota: in each window, the larger of N and Instances, regardless of the number of outages.
+	//   - For a rate: one burst in each outage, plus the rate times the duration of the outage.
 	//
-	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5. Every 1.5 seconds, one answer
-	// of Redis came too late. The processes admitted 37% more tokens than the limit allows.
+	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5, and one answer of Redis was
+	// too late every 1.5 seconds. In this measurement, the processes admitted 37% more tokens than the limit allows.
 	//
-	// A process has room for the parts of 100,000 meters. It refuses a call that uses a further meter.
+	// If a process already holds parts of 100,000 meters, it refuses a call that uses another meter.
 	Local OutagePolicy = "local"
 
 	// Admit admits all calls, without a limit.
@@ -149,50 +150,51 @@ type Config struct {
 	// change Name.
 	Name string
 
-	// Eval runs a Lua script on Redis 6 or later and returns a list of integers. The script is always the same. Eval
+	// Eval runs a Lua script on Redis 6 or later and returns a list of integers. Eval always gets the same script. Eval
 	// must return when its ctx is done, and must not retry the script. Required. For go-redis, use
 	// resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs several scripts in one pipeline. It is used for settlements and for the renewal of slots. Nil means
-	// that Eval is called for each script, with at most eight calls in parallel. In this case, a node that hangs delays
-	// the settlements and renewals on all nodes. For go-redis, use resilienceredis.EvalEach(client).
+	// EvalEach runs several scripts in one pipeline. EvalEach is used for settlements and for the renewal of slots. Nil
+	// means that Eval is called for each script, with at most eight calls in parallel. Without EvalEach, a node that
+	// hangs delays the settlements and renewals on all nodes. For go-redis, use resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
 	// Node returns the name of the Redis node that holds a key. With Node, an outage of one node does not affect calls
 	// that use other nodes. Nil means that there is one node. For go-redis, use resilienceredis.Node(cluster).
 	Node func(key string) string
 
-	// Meters returns the meters of a call, from 1 to 16. The keys of these meters must be equal up to the first slash,
-	// because all meters of a call must be on one node. Required. If the meters are invalid, the call returns an error
-	// that names the reason.
+	// Meters returns the meters of a call, from 1 to 16. The keys of a call's meters must be equal up to the first
+	// slash, because all these meters must be on one node. Required. If the meters are invalid, the call returns an
+	// error that names the reason.
 	Meters func(context.Context) []Meter
 
 	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
 	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
-	// slots are admitted in the order of their arrival, if each request to Redis arrives within a second. A waiting call
-	// whose process dies delays the others for up to 1.25 seconds. Calls that wait for rates have no order. Meters is
-	// not called again for a waiting call, so the call keeps its meters even if the limits change.
+	// slots are admitted in the order of their arrival, if each of their requests reaches Redis within a second. If the
+	// process of a waiting call dies, the calls behind it are delayed for up to 1.25 seconds. Calls that wait for rates
+	// are admitted in no particular order. Meters is not called again for a waiting call, so the call keeps its meters
+	// even if the limits change.
 	MaxWait time.Duration
 
 	// Lease is the time after which Redis frees the slots of a process that has died. Zero means 10 seconds. The minimum
-	// is 100ms. A running process renews its leases. If it cannot renew the lease of a slot, the process treats the slot
-	// as lost a twelfth of Lease before the lease ends.
+	// is 100ms. A running process renews its leases. If the lease of a slot cannot be renewed, the process treats the
+	// slot as lost when a twelfth of Lease remains.
 	Lease time.Duration
 
 	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100ms. If Redis hangs, only a
 	// call whose deadline is more than Timeout away starts an outage.
 	Timeout time.Duration
 
-	// RetryEvery is the longest pause between two pings of a node during an outage. It is also the pause before a
-	// settlement that failed is sent again, at most ten times. Zero means 1 second.
+	// RetryEvery is the longest pause between two pings of a node during an outage. A settlement that failed is sent
+	// again after RetryEvery, at most ten times. Zero means 1 second.
 	RetryEvery time.Duration
 
-	// OnOutage specifies which calls are admitted while Redis cannot be reached. Such calls do not wait. Empty means
-	// Refuse.
+	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call waits. Empty
+	// means Refuse.
 	OnOutage OutagePolicy
 
-	// Instances is the number of processes that share the limits. It is required if OnOutage is Local.
+	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local.
 	Instances int
 }
 
@@ -230,7 +232,7 @@ func (c *Config) settleDeadline() time.Duration {
 	return min(10*min(c.RetryEvery, longest/10)+11*min(c.Timeout, longest/11), longest)
 }
 
-// Limits are limits that several processes share. They are safe for concurrent use. Call Close before the process
+// Limits holds limits that several processes share. Limits is safe for concurrent use. Call Close before the process
 // ends.
 type Limits struct {
 	setting   settings.Setting[Config]
@@ -266,11 +268,11 @@ func New(cfg Config) *Limits {
 	return l
 }
 
-// Do reserves the call's tokens and slots, calls fn and returns the error of fn. Costs that are estimates are not
-// corrected. If fn returns an error whose method Refused() bool returns true, an inner policy did not make the call,
-// and Do refunds the tokens. If the reservation is refused, Do returns a [*throttle.LimitedError]. If the call's
-// slots are lost, the ctx of fn is canceled with the cause [ErrLost]. Within a resiliencehttp.Transport, slots are
-// held until the response has been read or closed.
+// Do reserves the call's tokens and slots, calls fn and returns the error of fn. Do does not correct estimated costs.
+// If fn returns an error whose method Refused() bool returns true, an inner policy did not make the call, and Do
+// refunds the tokens. If the reservation is refused, Do returns a [*throttle.LimitedError]. If the call's slots are
+// lost, the ctx of fn is canceled with the cause [ErrLost]. Within a resiliencehttp.Transport, slots are held until
+// the response has been read or closed.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -293,15 +295,15 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	}, nil)
 }
 
-// Wrap returns a function that calls next under [Limits.Do].
+// Wrap returns a function that calls [Limits.Do](ctx, next).
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Reserve takes the costs of a call from all of its meters. If meters refuse the call, Reserve returns the
-// [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
-// Reserve returns the error of ctx. If ctx ends before Redis answers, Redis may have taken the call's tokens
-// nevertheless. After Close, Reserve returns [ErrClosed].
+// Reserve takes a call's tokens and slots from all of the call's meters. If meters refuse the call, Reserve returns
+// the [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
+// Reserve returns the error of ctx. If ctx ends before Redis answers, Reserve returns an error, but Redis may have
+// taken the call's tokens. After Close, Reserve returns [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -430,10 +432,10 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cooldown makes all processes refuse each call that uses the meter with the given key, for the time d. Even calls
-// with a cost of 0 are refused. For example, d is the Retry-After that an upstream service has sent. If a longer
-// cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis cannot be
-// reached, the error matches [throttle.ErrOutage].
+// Cooldown makes all processes refuse, for the time d, each call that uses the meter with the given key. A cooldown
+// refuses even calls with a cost of 0. For example, d is the Retry-After that an upstream service has sent. If a
+// longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis
+// cannot be reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {
@@ -465,10 +467,11 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 }
 
 // Close makes further calls return [ErrClosed] and frees the slots of reservations that have not been settled. Then
-// Close waits until all settlements have reached Redis or ctx is done. If settlements did not reach Redis, the error
-// has their number. If a running Do has slots, its ctx is canceled with the cause [ErrLost]. A reservation can still
-// be settled after Close, but the settlement may not reach Redis. A further call of Close waits again. At a shutdown,
-// ctx must not be derived from a ctx that is already canceled, because Close would not wait.
+// Close waits until all settlements have reached Redis or until ctx is done. If some settlements have not reached
+// Redis, Close returns an error with their number. If a running Do has slots, Close cancels the ctx of its fn with the
+// cause [ErrLost]. A reservation can still be settled after Close, but the settlement may not reach Redis. If Close is
+// called again, it waits again. At a shutdown, do not pass a ctx that is already canceled, because Close would not
+// wait.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {
@@ -540,8 +543,8 @@ func (l *Limits) wakeClose() {
 // Config returns the configuration with defaults filled in.
 func (l *Limits) Config() Config { return l.setting.Config() }
 
-// Update changes the configuration of this process; see [throttle.Limiter.Update]. The change applies to calls that
-// start later.
+// Update changes the configuration of this process; see [throttle.Limiter.Update]. A change applies only to calls that
+// start after the update.
 func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
 
 // same returns an error if an update changes the Name.

@@ -49,17 +49,17 @@ func newMeter(k *kind, key string, limit int64, cost int) Meter {
 	return m
 }
 
-// Rate returns a meter that allows perSecond tokens a second, at most 1e9. Its burst is the number of tokens of one
-// second, rounded up. The call takes cost tokens of the meter; cost may be 0.
+// Rate returns a meter that allows perSecond tokens a second, at most 1e9. The meter's burst is the number of tokens
+// of one second, rounded up. The call takes cost tokens from the meter; cost may be 0.
 func Rate(key string, perSecond float64, cost int) Meter {
 	m := newMeter(rates, key, int64(math.Ceil(perSecond)), cost)
 	m.perSecond = perSecond
 	return m
 }
 
-// Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens of the meter.
-// If you change the window, change the key also. Otherwise, the tokens that were taken in the old window count in the
-// new window.
+// Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens from the meter.
+// If you change the window, also change the key. If the key stays the same, the tokens that were taken in the old
+// window count in the new window.
 func Quota(key string, n int, window throttle.Window, cost int) Meter {
 	m := newMeter(quotas, key, int64(n), cost)
 	m.window = window
@@ -70,7 +70,7 @@ func Quota(key string, n int, window throttle.Window, cost int) Meter {
 // settled. If a process is killed, its slots become free when their leases end; see [Config.Lease].
 func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
-// Burst returns a copy of m, which must be a Rate, with a burst of n tokens, at most 4e9.
+// Burst returns a copy of m with a burst of n tokens, at most 4e9. The meter m must be a Rate.
 func (m Meter) Burst(n int) Meter {
 	m.noRate = m.kind != rates
 	if m.limit != throttle.None && m.limit != throttle.Unlimited {

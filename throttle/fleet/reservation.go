@@ -111,18 +111,18 @@ func (r *Reservation) Lost() <-chan struct{} {
 	return r.lost.Done()
 }
 
-// Settle corrects the number of tokens that the call used, and frees the slots of the reservation. It corrects only
-// meters that are [Meter.Estimated]. For the rules of the correction, see [throttle.Reservation.Settle]. If Settle is
-// not called, the call counts as having used its costs.
+// Settle corrects the number of tokens that the call used, and frees the slots of the reservation. Settle corrects
+// only meters whose cost is [Meter.Estimated]. For the rules of the correction, see [throttle.Reservation.Settle]. If
+// Settle is not called, the call counts as having used its costs.
 //
 // The settlement is sent to Redis in the background, several times if necessary, but Redis counts it only once.
-// [Limits.Close] waits for it.
+// [Limits.Close] waits for all settlements.
 func (r *Reservation) Settle(used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
-// SettleEach is like [Reservation.Settle], with a number for each meter. A key of used is the part of a meter's key
-// after the first slash. A meter that is not in used is not corrected.
+// SettleEach is like [Reservation.Settle], but takes a number of tokens for each meter. Each key of the map used is
+// the part of a meter's key after the first slash. SettleEach does not correct a meter that is missing from used.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settle(func(m *Meter) (int64, bool) {
 		n, ok := used[m.name]

@@ -10,8 +10,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements that are sent together
-// count as one round trip, and so do renewals.
+// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements or renewals that are sent
+// together count as one round trip.
 type Stats struct {
 	Admitted      int64                     `counter:"calls{outcome=admitted,reason=}"`
 	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
@@ -23,7 +23,7 @@ type Stats struct {
 	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements that came too late
 	NeverSettled  int64                     `counter:"settlements{outcome=lost}"`       // settlements that Redis never got
 	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
-	Down          bool                      `gauge:"down"`                              // a node cannot be reached
+	Down          bool                      `gauge:"down"`                              // whether a node cannot be reached
 }
 
 // newStats returns Stats. Refusals has an entry for every reason for which Limits refuse calls.
@@ -47,8 +47,8 @@ func (l *Limits) Stats() Stats {
 	return s
 }
 
-// Observe calls f with each event until stop is called. The kinds of the events are EventRefused, EventOutageBegan
-// and EventOutageEnded. The Key of the outage events is the node.
+// Observe calls f with each event until stop is called. The kinds of the events are EventRefused, EventOutageBegan and
+// EventOutageEnded. The Key of an outage event is the Redis node.
 func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
