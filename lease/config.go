@@ -21,21 +21,21 @@ type Config struct {
 	// at most 200 bytes of UTF-8 without a zero byte. Empty means the host name and the process id.
 	Holder string
 
-	// TTL is the time after which the lease ends unless it is renewed. After a leader has died, no process leads for up to
-	// this time. Zero means 15 seconds; the minimum is 10 ms.
+	// TTL is the time after which the lease ends unless it is renewed. After a leader has died, no process leads for up
+	// to the TTL. Zero means 15 seconds; the minimum is 10 ms.
 	TTL time.Duration
 
-	// Margin is the time between the end of a term's ctx and the end of the lease, in which the work can stop. Margin also
+	// Margin is the time that the work has to stop: from the end of the term's ctx to the end of the lease. Margin also
 	// compensates for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
 	Margin time.Duration
 
-	// Poll is the interval at which a waiting candidate checks whether the lease was released. It is also the pause of
-	// Loop after a term. Zero means 1 second.
+	// Poll is the interval at which a waiting candidate checks whether the lease was released. Poll is also the pause
+	// between two calls of Loop's function. Zero means 1 second.
 	Poll time.Duration
 
-	// OnError is called with each error of the function passed to Loop or Every, which then continues. It is called on the
-	// function's goroutine. It is not called if the error only reports that the function's ctx is done. Nil means that the
-	// errors are logged as warnings with slog.Default.
+	// OnError is called with each error of the function that is passed to Loop or Every. Loop and Every continue after
+	// such an error. OnError is called on the function's goroutine. OnError is not called if the error only reports that
+	// the function's ctx is done. Nil means that the errors are logged as warnings with slog.Default.
 	OnError func(context.Context, error)
 }
 

@@ -7,12 +7,12 @@ import (
 )
 
 var (
-	// ErrLost is matched by every [*LostError]. After a term is over, a LostError is the cause of the term's ctx, and the
-	// error of [Term.Err] and [Term.Fence].
+	// ErrLost is matched by every [*LostError]. After a term is over, [Term.Err] and [Term.Fence] return a LostError,
+	// which is also the cause of the term's ctx.
 	ErrLost = errors.New("lease: lost")
 
-	// ErrRunTaken is returned by [Store].Renew if a run of [Candidate.Every] is not later than the last recorded run.
-	// Every then does not call its function for that run.
+	// ErrRunTaken is returned by [Store].Renew if a run of [Candidate.Every] is not later than the last recorded run. If
+	// Renew returns ErrRunTaken, Every does not call its function for the run.
 	ErrRunTaken = errors.New("lease: run taken")
 
 	// ErrHeld is matched by every [*HeldError].
@@ -68,8 +68,8 @@ func (e *LostError) Retryable() bool { return false }
 type HeldError struct {
 	Name string // the name of the lease
 
-	// Holder is the Config.Holder of the process that holds the lease. It is empty in two cases: another process is
-	// acquiring the lease, or a transaction that the last holder has fenced is still open.
+	// Holder is the Config.Holder of the process that holds the lease. Holder is empty while another process is
+	// acquiring the lease, or while a fenced transaction of the last holder is still open.
 	Holder string
 
 	After time.Duration // the time until the lease ends unless it is renewed, or the time to wait before the next try

@@ -16,7 +16,7 @@ const (
 	EventElected     EventKind = "elected"      // a term has started
 	EventLost        EventKind = "lost"         // a term has ended without being resigned; its function may still run
 	EventResigned    EventKind = "resigned"     // a term has ended because it was resigned
-	EventStoreFailed EventKind = "store_failed" // a call to the store has failed; it is repeated
+	EventStoreFailed EventKind = "store_failed" // a call to the store has failed and is repeated
 )
 
 // An Event is something that happened to a [Candidate].
@@ -28,14 +28,14 @@ type Event struct {
 	Waited time.Duration // the time from the start of the campaign to the election; only for EventElected
 	Took   time.Duration // the duration of the term; only for EventLost and EventResigned
 
-	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, it is the error of releasing the lease in the
-	// store, or nil. If Kind is EventStoreFailed, it is the store's error.
+	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, Err is the error of releasing the lease in
+	// the store, or nil. If Kind is EventStoreFailed, Err is the store's error.
 	Err error
 }
 
-// Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term, except for
-// events that occur while f is still handling an earlier event. If a candidate has no observer, not even one of a
-// registry, failures of the store are logged as warnings with slog.Default, at most once per second.
+// Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term, but an event
+// that occurs while f is still handling an earlier event causes no delay. If neither a candidate nor its registry has
+// an observer, failures of the store are logged as warnings with slog.Default, at most once per second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -56,7 +56,7 @@ type Stats struct {
 	Renewed     int64 `counter:"renewals"`              // the number of renewals that succeeded
 	StoreErrors int64 `counter:"store.errors"`          // the number of calls to the store that failed
 
-	WaitTime time.Duration `counter:"wait.time_seconds"` // the total duration of the waits for the lease that have ended
+	WaitTime time.Duration `counter:"wait.time_seconds"` // the total duration of completed waits for the lease
 
 	Queued  int `gauge:"queued"`  // the number of calls that wait to lead
 	Leading int `gauge:"leading"` // the number of terms that hold the lease now
@@ -75,10 +75,10 @@ func (c *Candidate) count(change func(*Stats)) {
 	change(&c.stats)
 }
 
-// Describe implements [policy.Describer]. Its health check queries the store. The check fails with the state store_down
-// if the query fails. It fails with the state vacant if a call waits to lead, but c has observed for longer than the
-// TTL that no process holds the lease. If no call waits, the lease may be free, for example because the work of Run is
-// done or because the lease is used as a lock.
+// Describe implements [policy.Describer]. The candidate's health check queries the store. The check fails with the
+// state store_down if the query fails. The check fails with the state vacant if a call waits to lead and c has seen no
+// holder of the lease for longer than the TTL. If no call waits, the lease may be free, for example because the work
+// of Run is done or because the lease is used as a lock.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",

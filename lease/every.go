@@ -7,24 +7,25 @@ import (
 	"time"
 )
 
-// Every calls fn once for each instant of the schedule, in the process that leads at that time. It returns nil when ctx
-// is done. A call to fn is a run.
+// Every calls fn once for each instant of the schedule, in the process that leads at that instant. Every returns nil
+// when ctx is done. A run is one call of fn.
 //
-//   - A run is recorded in the store before fn is called. So the next leader does not repeat it, nor does a process
-//     whose clock differs by some milliseconds. If the leader dies during a run, that run is not repeated either.
-//   - If several instants have passed since the last run, because no process led or a run took long, fn is called
-//     immediately, and only once for all of them.
+//   - A run is recorded in the store before fn is called. Therefore, the next leader does not repeat a run, even if
+//     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run.
+//   - If several instants have passed since the last run, because no process led or a run took long, fn is called once
+//     for all of them, immediately.
 //   - fn is not called when the program starts. The first run is due at the first instant after the first call to
 //     Every.
 //   - If fn returns an error, the error is passed to [Config].OnError, and the next run starts when it is due.
 //
-// The store records only the time of the lease's last run, not the schedule. If the schedule is changed, all instants
-// of the new schedule since the last run count as passed. If a process's clock is far ahead, the process records runs
-// in the future. No other process makes a run until that time has passed; Every reports to OnError that the last run is
-// in the future. If the record is reset, the leader must be restarted, because it reads the record only when its term
-// starts.
+// The store records only the time of the lease's last run, not the schedule. If the schedule is changed and an instant
+// of the new schedule has passed since the last run, a run is due immediately. If a process's clock is far ahead, the
+// process records runs in the future. No other process makes a run before the recorded time, and Every reports to
+// OnError that the last run is in the future. After you have reset the record of the last run, restart the leader,
+// because it reads the record only when its term starts.
 //
-// Every returns an error if schedule is nil, or if its Next returns an instant that is not later than its argument.
+// Every returns an error if schedule is nil, or if the schedule's Next returns an instant that is not later than
+// Next's argument.
 func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(context.Context, Term) error) error {
 	if schedule == nil {
 		return fmt.Errorf("lease: %s: the Schedule is nil: must be set", c.cfg.Name)

@@ -20,17 +20,18 @@
 //
 // # Guarantees of a leader
 //
-// The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process. This
-// does not suffice to make a write safe, because a process can be paused between the check of its ctx and the write,
-// and clocks can jump. There are two ways to make a write safe:
+// The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process. The
+// end of the ctx does not suffice to make a write safe, because a process can be paused between the check of its ctx
+// and the write, and clocks can jump. There are two ways to make a write safe:
 //
-//   - Call [Term.Fence] in the transaction that writes. The store must be in the same database; see package sqllease.
+//   - Call [Term.Fence] in the transaction that writes. The lease's store must be in the same database as the
+//     transaction; see package sqllease.
 //   - Send [Term.Epoch] in each request to a resource that rejects epochs lower than the highest epoch it has received.
 //
-// Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. For example, a
-// store measures the TTL with its own clock. If that clock is set forward, leases end early, and the leader may notice
-// only at its next renewal. If that clock is set back, the lease of a dead leader lasts longer. A machine that was
-// suspended may measure too little time. Fences and epochs are safe in all of these cases.
+// Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A store measures
+// the TTL with its own clock. If the store's clock is set forward, leases end early, and the leader may notice only at
+// its next renewal. If the store's clock is set back, the lease of a dead leader lasts longer. A machine may not count
+// the time during which it was suspended. Fences and epochs are safe even if a clock is set or a machine is suspended.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.
@@ -80,10 +81,10 @@ func New(store Store, cfg Config) *Candidate {
 
 // Run waits until this process leads, calls fn on the caller's goroutine, releases the lease and returns fn's error.
 //
-//   - If the term is lost while fn runs, fn's ctx ends with a cause that matches [ErrLost]. When fn has returned, Run
-//     ignores fn's error, competes again, and calls fn again when it leads.
-//   - If ctx is done while fn runs, fn's ctx is also done. The lease is renewed until fn has returned. Run then
-//     releases the lease, with a timeout of TTL/3, and returns fn's error.
+//   - If the term is lost while fn runs, fn's ctx ends with a cause that matches [ErrLost]. After a lost term, Run
+//     ignores fn's error, competes again, and calls fn again when this process leads.
+//   - If ctx is done while fn runs, fn's ctx is also done. The lease is renewed until fn has returned. When fn has
+//     returned, Run releases the lease, with a timeout of TTL/3, and returns fn's error.
 //   - If ctx is done while fn does not run, Run returns an error that wraps the cause of ctx.
 //   - If fn panics, Run releases the lease and panics.
 //
@@ -159,12 +160,12 @@ func reportsOnly(err error, ends ...error) bool {
 	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) })
 }
 
-// Campaign waits until this process leads. It is for work that is not a single function; otherwise use [Candidate.Run].
-// The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only the wait.
-// [Term.Context] has ctx's values.
+// Campaign waits until this process leads. Campaign is for work that is not a single function; otherwise use
+// [Candidate.Run]. The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only
+// the wait. [Term.Context] has ctx's values.
 //
-// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. This may take up to
-// TTL/3. If the store fails, Campaign continues to wait.
+// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. Campaign may return
+// up to TTL/3 after ctx is done. If the store fails, Campaign continues to wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
@@ -219,9 +220,9 @@ func timeUntilFree(rec Record, poll time.Duration) time.Duration {
 }
 
 // TryCampaign is like [Candidate.Campaign] but does not wait for the lease. If the store does not answer, TryCampaign
-// returns up to TTL/3 after ctx is done, because it tries to release a lease that the store may have granted. It is for
-// a lease that is used as a lock. If the lease is held, it returns a [*HeldError]. If the store grants the lease, but
-// its answer arrives only after the term has ended, it returns a [*LostError].
+// returns up to TTL/3 after ctx is done, because it tries to release a lease that the store may have granted.
+// TryCampaign is for a lease that is used as a lock. If the lease is held, TryCampaign returns a [*HeldError]. If the
+// store grants the lease, but its answer arrives only after the term has ended, TryCampaign returns a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)

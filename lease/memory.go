@@ -8,8 +8,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// NewMemory returns a Store in the process's memory, for tests and for programs that run as a single process. It is not
-// a [Fencer].
+// NewMemory returns a Store in the process's memory, for tests and for programs that run as a single process. The
+// Store is not a [Fencer].
 func NewMemory() Store { return &memory{leases: make(map[string]*memoryLease)} }
 
 type memory struct {

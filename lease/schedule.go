@@ -6,9 +6,9 @@ import (
 )
 
 // A Schedule determines when the runs of [Candidate.Every] are due. The schedules of github.com/robfig/cron implement
-// it. All processes should use the same schedule.
+// Schedule. All processes should use the same schedule.
 type Schedule interface {
-	// Next returns the first instant after t, or the zero time if there is none. t is in [time.Local].
+	// Next returns the first instant after t, or the zero time if there is none. The argument t is in [time.Local].
 	Next(t time.Time) time.Time
 }
 
@@ -29,10 +29,10 @@ func (d interval) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(d)).Add(time.Duration(d))
 }
 
-// Daily returns a schedule with one instant per day, at a time of day in a time zone. If a day does not have that time
-// because clocks are set forward, the run is due when the clocks are set. If a day has that time twice because clocks
-// are set back, the run is due the first time. Daily panics if hour is not from 0 to 23, minute is not from 0 to 59, or
-// location is nil.
+// Daily returns a schedule with one instant per day, at a time of day in a time zone. If clocks skip the time of day
+// because they are set forward, the run is due at that moment. If the time of day occurs twice because clocks are set
+// back, the run is due the first time. Daily panics if hour is outside 0 to 23, minute is outside 0 to 59, or location
+// is nil.
 func Daily(hour, minute int, location *time.Location) Schedule {
 	switch {
 	case hour < 0 || hour > 23 || minute < 0 || minute > 59:

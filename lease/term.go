@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A Term is a period of leadership, from its election until it is lost or resigned. A copy of a Term represents the
-// same term. The zero Term is over.
+// A Term is a period of leadership, from the election until the term is lost or resigned. A copy of a Term represents
+// the same term. The zero Term is over.
 type Term struct{ h *holding }
 
 // Holder returns the [Config].Holder of the candidate, which other processes see in [HeldError] and [Record].
@@ -22,8 +22,8 @@ func (t Term) Holder() string { return t.holding().c.cfg.Holder }
 // consecutive.
 func (t Term) Epoch() int64 { return t.holding().rec.Epoch }
 
-// Context returns a ctx that is canceled when the term is over. Its cause then matches [ErrLost]. Run, Loop and Every
-// pass this ctx to their functions.
+// Context returns a ctx that is canceled when the term is over. The cause of the canceled ctx matches [ErrLost]. Run,
+// Loop and Every pass this ctx to their functions.
 func (t Term) Context() context.Context { return t.holding().ctx }
 
 // Err returns nil until the term is over, and then a [*LostError]. Because Err reads the clock, it may report the end
@@ -35,12 +35,12 @@ func (t Term) Err() error {
 	return nil
 }
 
-// Fence returns an error if the term is over. Otherwise, it prevents the start of another term until tx ends. So if tx
-// commits, the process was the leader when it did. Call Fence before the first savepoint of tx, because a ROLLBACK TO
-// SAVEPOINT silently removes a fence that was set after that savepoint. If Fence returns an error, roll tx back.
+// Fence returns an error if the term is over. If Fence succeeds, no other term can start until tx ends. So if a fenced
+// tx commits, the process was the leader at the time of the commit. Call Fence before the first savepoint of tx,
+// because a ROLLBACK TO SAVEPOINT silently removes a fence that was set after that savepoint. If Fence returns an
+// error, roll tx back.
 //
-// No other process can lead until tx ends. If the process is stopped or disconnected, tx ends only when the database
-// closes its connection.
+// If the process is stopped or disconnected, tx ends only when the database closes the connection of tx.
 func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if err := t.Err(); err != nil {
 		return err
@@ -61,8 +61,8 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 
 // Resign ends the term: it cancels the term's Context and then releases the lease in the store, so that another
 // candidate can lead immediately. Resign waits for fenced transactions of the term that are still open. If Resign
-// returns an error, the lease ends only after its TTL, unless Resign is called again. ctx must not be the term's ctx,
-// which is canceled.
+// returns an error, the lease ends only after its TTL, unless Resign is called again. Do not pass the term's ctx,
+// because Resign cancels it.
 func (t Term) Resign(ctx context.Context) error {
 	if t.h == nil {
 		return nil
