@@ -1,6 +1,6 @@
 // Package redislease provides a [lease.Store] in Redis. If a leader is paused or Redis loses its data, two processes
-// may lead at the same time. So use this package to avoid duplicate work, or with a resource that compares the epochs
-// of terms.
+// may lead at the same time. Use this package only to avoid duplicate work, or with a resource that compares the
+// epochs of terms.
 //
 //	store := redislease.New(redislease.Config{Eval: eval})
 //	billing := lease.New(store, lease.Config{Name: "billing"})
@@ -13,12 +13,13 @@
 //
 // The package imports no Redis client. With github.com/redis/go-redis/v9, eval is resilienceredis.Eval(client).
 //
-// A lease is one key, so Redis Cluster is supported. Redis may lose the key, in a restart without persistence or in a
-// failover to a replica that lagged. Then:
+// A lease is one key, so Redis Cluster is supported. Redis may lose the key of a lease in a restart without
+// persistence, or in a failover to a replica that lagged. Then:
 //
-//   - Another term may start while the previous one continues. The previous leader notices at its next renewal.
-//   - The new term's epoch is still greater, because it is based on Redis's clock. The exception is a clock that was
-//     set back by more time than Redis was unavailable.
+//   - Another term may start while the previous one continues. The previous leader notices the loss at its next
+//     renewal.
+//   - The new term's epoch is still greater, unless Redis's clock was set back by more time than Redis was
+//     unavailable. Epochs are based on Redis's clock.
 //   - The time of the last run of [lease.Candidate.Every] is lost with the key.
 package redislease
 
@@ -39,11 +40,11 @@ var script string
 
 // A Config configures a Store.
 type Config struct {
-	// Prefix is the prefix of each key. A key is the Prefix and the lease's name. Empty means "lease:".
+	// Prefix is the prefix of each key. A key is the Prefix followed by the lease's name. Empty means "lease:".
 	Prefix string
 
-	// Eval runs a Lua script on Redis 5 or later and returns the script's answer: integers as int64, strings as string or
-	// []byte, and arrays as []any. The script is always the same. Eval must return when ctx is done. Required.
+	// Eval runs a Lua script on Redis 5 or later and returns the script's answer: integers as int64, strings as string
+	// or []byte, and arrays as []any. Eval always gets the same script. Eval must return when ctx is done. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 }
 
@@ -56,8 +57,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-// New returns a [lease.Store] in Redis. It is safe for concurrent use, by any number of processes. New sends no command
-// to Redis. It panics if cfg is invalid; see [Config.Validate].
+// New returns a [lease.Store] in Redis. The Store is safe for concurrent use, by any number of processes. New sends no
+// command to Redis. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
