@@ -9,43 +9,45 @@
 //	err = lease.New(store, lease.Config{Name: "billing"}).Loop(ctx, lead)
 //
 // The TTL is measured with the database's clock. Each statement is a separate transaction. The store uses no session
-// state and no advisory lock, so the connections may go through a pooler such as PgBouncer. The driver must then not
-// prepare statements. With pgx, add default_query_exec_mode=exec to the DSN.
+// state and no advisory lock, so the connections may go through a pooler such as PgBouncer. With a pooler, the driver
+// must not prepare statements. With pgx and a pooler, add default_query_exec_mode=exec to the DSN.
 //
-// A renewal needs a free connection of db. If the work uses all connections of the pool for longer than the TTL, for
-// example a fenced transaction and MaxOpenConns is 1, the term is lost. Open a separate db for the Store.
+// A renewal needs a free connection of db. If the work uses all connections of the pool for longer than the TTL, the
+// term is lost. If MaxOpenConns is 1, for example, a single fenced transaction uses all connections. Open a separate
+// db for the Store.
 //
 // A waiting candidate reads one row at each Poll of [lease.Config]. A leader writes one row three times per TTL.
 //
 // # Fence
 //
-// [lease.Term.Fence] locks a row in the user's transaction. To start a new term, another process has to change that
-// row, so it has to wait until the transaction has ended. Renewals and other fenced transactions do not wait for the
-// lock, except on SQLite, which has one writer.
+// [lease.Term.Fence] locks a row in the user's transaction. To start a new term, another process has to change the
+// locked row, so it has to wait until the transaction has ended. Renewals and other fenced transactions do not wait
+// for the lock, except on SQLite, which has one writer.
 //
 // If a process is stopped or disconnected during a fenced transaction, no other process can lead until the server
-// closes the connection. Limit that time on the server to a few TTLs, with idle_in_transaction_session_timeout and
-// tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or wait_timeout on MySQL.
+// closes the connection. On the server, limit the time until an idle connection is closed to a few TTLs, with
+// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or
+// wait_timeout on MySQL.
 //
 // # Databases
 //
 // PostgreSQL must be version 12 or later. In a transaction that is not READ COMMITTED, Fence may return a serialization
 // failure instead of [lease.ErrLost].
 //
-// MySQL must be version 8.0 or later, or MariaDB 10.6 or later. In a cluster of several nodes that accept writes, such
-// as Galera or Group Replication, each node has its own locks. Fences there only work if all processes write to the
-// same node.
+// The server must be MySQL 8.0 or later, or MariaDB 10.6 or later. In a cluster of several nodes that accept writes,
+// such as Galera or Group Replication, each node has its own locks. In such a cluster, fences work only if all
+// processes write to the same node.
 //
-// SQLite must be version 3.35 or later, with the database on a local disk and a busy_timeout on every connection. Every
-// transaction that writes, including a fenced one, delays the renewals of all leases in the file. So such a transaction
-// must be much shorter than the TTL.
+// SQLite must be version 3.35 or later, with the database on a local disk and a busy_timeout on every connection. On
+// SQLite, every transaction that writes, including a fenced transaction, delays the renewals of all leases in the
+// file. Therefore, a transaction that writes to the file must be much shorter than the TTL.
 //
 // # Failover of the database
 //
-// A failover may lose commits, for example because the replication is asynchronous. It may then lose the record of a
-// term that has just started, together with the fenced transactions that were committed since. The next term's epoch is
-// still greater, because epochs are based on the time. The store finds the new primary by itself: it closes the pool's
-// connections to a server that no longer accepts writes.
+// A failover may lose commits, for example because the replication is asynchronous. A failover may even lose the
+// record of a term that has just started, together with the term's fenced transactions. After a failover, the next
+// term's epoch is still greater, because epochs are based on the time. The store finds the new primary by itself: it
+// closes the pool's connections to a server that no longer accepts writes.
 package sqllease
 
 import (
@@ -70,8 +72,8 @@ const (
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix is the prefix of the tables' names. It has at most 32 characters from a-z, 0-9 and _, and does not start with
-	// a digit. Empty means no prefix.
+	// Prefix is the prefix of the tables' names. Prefix has at most 32 characters from a-z, 0-9 and _, and does not
+	// start with a digit. Empty means no prefix.
 	Prefix string
 }
 
@@ -112,18 +114,19 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 const version = 1
 
 // Schema returns the statements that create the tables, for a separate migration tool. Each statement ends with a
-// semicolon. If such a tool has executed them, Migrate finds the tables and does nothing.
+// semicolon. If a migration tool has executed the statements, Migrate finds the tables and does nothing.
 func (s *Store) Schema() string { return s.schema.String() }
 
-// Migrate creates the tables unless they exist. On PostgreSQL, it creates them in the first schema of the search_path.
-// If the tables exist, it needs no right to create tables. Several processes may call Migrate concurrently.
+// Migrate creates the tables unless they exist. On PostgreSQL, Migrate creates the tables in the first schema of the
+// search_path. If the tables exist, Migrate needs no right to create tables. Several processes may call Migrate
+// concurrently.
 //
 // Migrate returns an error in these cases:
 //
-//   - A table with one of these names belongs to another program.
+//   - A table of another program has the same name as a table of the Store.
 //   - The tables have a newer version, which this program cannot use.
-//   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently, such as CockroachDB
-//     or TiDB.
+//   - The server, such as CockroachDB or TiDB, is compatible with PostgreSQL or MySQL, but executes some statements
+//     differently.
 //   - The database is SQLite, and the busy_timeout is zero.
 //
 // With modernc.org/sqlite, set the busy_timeout in the name of the data source:
