@@ -5,7 +5,7 @@
 //	}
 //
 // The tests run in real time, with the store's own clock. Some tests wait until a term with a TTL of 100 ms has ended.
-// If the store rounds that TTL up, they wait longer.
+// If the store rounds a TTL of 100 ms up, these tests wait longer.
 package storetest
 
 import (
