@@ -17,9 +17,9 @@ import (
 // Describe describes the group as one policy, which has the kind and the name of the group's overflow. The
 // documentation of [Group] defines the terms member and overflow. In the description:
 //
-//   - Each metric is the sum of the values of the overflow and all members. A ratio, or a time that can
-//     decrease, is instead the maximum over the overflow and all members. The counts of evicted members
-//     remain in the group's counters.
+//   - Each metric is the sum of the values of the overflow and all members. For ratios, and for times that
+//     can decrease, the value is the maximum over the overflow and all members. The counts of evicted
+//     members remain in the group's counters.
 //   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if any
 //     member's status or the overflow's status is not Pass.
 //   - The Config is the overflow's Config.

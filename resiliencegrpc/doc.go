@@ -39,8 +39,8 @@
 // A [Client] follows these rules:
 //
 //   - A call is repeated if its method is safe to repeat: the method's idempotency_level in the .proto file
-//     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for the method. A call of a method
-//     that is not safe to repeat is repeated only if the call was certainly never sent.
+//     is NO_SIDE_EFFECTS or IDEMPOTENT, or Client.Replayable returns true for the method. If a method is
+//     not safe to repeat, its call is retried only if the first attempt was certainly never sent.
 //   - Retriers retry a call that failed with UNAVAILABLE. After any other status, such as RESOURCE_EXHAUSTED,
 //     retriers retry a call only if the server specifies when to retry. See [StatusError].
 //   - The policies guard the opening of a stream. An open stream is not repeated, and the status with which

@@ -95,12 +95,12 @@ type Transport struct {
 	// nil means the value that http.DefaultTransport had when the program started.
 	//
 	// The network may silently drop a connection between two requests. The Transport therefore abandons a reused
-	// connection if an attempt on it received nothing before a timeout of this module expired. The Transport
-	// also abandons a connection if the caller's deadline passed at least 0.9 seconds after the attempt had got
-	// the connection. If Base is an [http.Transport], the next attempt dials a new connection, and other
-	// requests on an abandoned HTTP/2 connection can finish. For any other Base, the Transport calls
-	// CloseIdleConnections, and sets [http.Request.Close] in the request's next attempt. Over HTTP/2, an attempt
-	// with Close set is the last one on its connection.
+	// connection if an attempt on it received nothing before a timeout of this module expired. The Transport also
+	// abandons a connection if the caller's deadline passes when the attempt has had the connection for 0.9 seconds or
+	// longer. If Base is an [http.Transport], the next attempt dials a new connection, and other requests on an
+	// abandoned HTTP/2 connection can finish. For any other Base, the Transport calls CloseIdleConnections, and sets
+	// [http.Request.Close] in the request's next attempt. Over HTTP/2, an attempt with Close set is the last one on its
+	// connection.
 	Base http.RoundTripper
 
 	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies the Middleware once, at

@@ -25,9 +25,9 @@ import (
 //	defer reg.Observe(registry.Log(slog.Default()))()
 //
 // Before Observe is called, add all policies to reg, and register all sagas of a Runner. Observe creates an instrument
-// for each metric that the policies have when Observe is called. A policy that is added later is exported only with
-// metrics for which an instrument exists. A metric without an instrument is reported once to otel's error handler.
-// Observe returns an error if the policies have no metrics.
+// for each metric that the policies have when Observe is called. Of a policy that is added later, only those metrics
+// are exported that already have an instrument. A metric without an instrument is reported once to otel's error
+// handler. Observe returns an error if the policies have no metrics.
 //
 // A counter is exported even while it is zero, so that a rate in Prometheus includes its first increase. But a counter
 // of a Group's member is exported only when it is no longer zero. If a policy is replaced by another policy with the

@@ -133,7 +133,7 @@ type Config struct {
 	Check func(ctx context.Context, tx *sql.Tx) (committed bool, err error)
 }
 
-// Middleware returns a middleware that gives the errors of calls their verdicts; see the package documentation. The
+// Middleware returns a middleware that classifies each call's error, as the package documentation describes. The
 // returned middleware must be the innermost one, directly around the call to the database. Middleware uses only
 // cfg.Code.
 func Middleware(cfg Config) func(next func(context.Context) error) func(context.Context) error {

@@ -140,11 +140,11 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeDeclined
 }
 
-// Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does not
-// continue until f returns. An event in the log is reported only after it was written. If the process crashes between
-// the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call Observe
-// before Run. If a runner has no observer, not even one of a registry, slog.Default logs a warning for each EventStuck
-// and EventStalled, and at most once per second for EventStoreFailed.
+// Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does
+// not continue until f returns. An event in the log is reported only after it was written. If the process crashes
+// between the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call
+// Observe before Run. If neither a runner nor its registry has an observer, slog.Default logs a warning for each
+// EventStuck and EventStalled, and at most one warning per second for EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }

@@ -9,10 +9,10 @@
 //		})
 //	}
 //
-// The tests run in real time. A test polls a saga every few milliseconds until the saga has the expected state. If a
-// saga does not reach the expected state within a minute, or within a quarter of the time that remains of go test's
-// -timeout, the test fails. A slow engine can therefore also pass. In the tests' sagas, the pauses between attempts are
-// 1 millisecond, and the waits of steps are 20 milliseconds.
+// The tests run in real time. A test polls a saga every few milliseconds until the saga has the expected state. The
+// test fails if a saga does not reach the expected state within a minute, or within a quarter of the time left before
+// go test's -timeout, whichever is shorter. A slow engine can therefore also pass. In the tests' sagas, the pauses
+// between attempts are 1 millisecond, and the waits of steps are 20 milliseconds.
 //
 // # Limits
 //
