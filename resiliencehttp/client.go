@@ -59,6 +59,9 @@ type ClientConfig struct {
 	// about twice as long. After a response with a Retry-After, the delay is at least the Retry-After. A budget
 	// for each host limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open,
 	// the retrier stops instead of waiting.
+	//
+	// The defaults outlast a restart of 200ms. More attempts alone do not outlast a longer restart, because the
+	// failures of several callers open the breaker, which ends the retries. For that, set Breaker, too.
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. The default

@@ -56,8 +56,9 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 // nil key means [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
 //
 // Use a key that the client cannot choose, such as its authenticated account. A client that can choose its
-// own key can choose a new key for each request, and is then not limited. If a key is longer than 200 bytes,
-// its SHA-256 is used instead.
+// own key can choose a new key for each request, and is then not limited. Do not use a secret such as an API key:
+// keys appear in errors, events and logs. Use the account to which the API key belongs. If a key is longer than
+// 200 bytes, its SHA-256 is used instead.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))

@@ -141,7 +141,8 @@ func Declined(err error) error { return wrapFinal(err, declined) }
 // have taken effect.
 func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
-// IsDeclined reports whether err was marked by [Declined], possibly by a participant in another process.
+// IsDeclined reports whether err was marked by [Declined], possibly by a participant in another process. It returns
+// false for an [*Error], which reports the end of a saga; test the field Err of the *Error instead.
 func IsDeclined(err error) bool {
 	return effectOf(err) == declined && !behavior.IsRefused(err)
 }
