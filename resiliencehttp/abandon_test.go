@@ -82,6 +82,7 @@ func TestSilentConnectionIsAbandoned(t *testing.T) {
 				}}
 				stream, err := client.Get("http://a/stream")
 				require.NoError(t, err)
+				waitForPool()
 				require.NoError(t, fetch(t.Context(), client, "http://a/"))
 				c.moved.Store(true)
 				var wg sync.WaitGroup
@@ -105,6 +106,7 @@ func TestDeadlineAbandonsASilentConnection(t *testing.T) {
 					c := newCutover(t, protocols())
 					client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
 					require.NoError(t, fetch(t.Context(), client, "http://a/"))
+					waitForPool()
 					c.moved.Store(true)
 					again := func() error {
 						ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -137,6 +139,7 @@ func TestCallersWaitForAnAbandonment(t *testing.T) {
 		}
 		client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
 		c.moved.Store(true)
 		start := time.Now()
 		var wg sync.WaitGroup
@@ -184,6 +187,7 @@ func TestHedgeLeavesASilentConnection(t *testing.T) {
 			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
 		}}
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
 		stream, err := client.Get("http://a/stream")
 		require.NoError(t, err)
 		time.Sleep(time.Second)
@@ -218,6 +222,7 @@ func TestHedgeStaysOnABusyConnection(t *testing.T) {
 			Base: base, Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
 		}}
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
 		go func() {
 			time.Sleep(20 * time.Millisecond)
 			_ = fetch(t.Context(), client, "http://a/")
@@ -238,6 +243,7 @@ func TestForeignBaseIsAskedForANewConnection(t *testing.T) {
 			Base: foreign, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
 		}}
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
 		c.moved.Store(true)
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
 		require.Equal(t, []bool{false, false, true}, foreign.closes)

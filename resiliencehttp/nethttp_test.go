@@ -67,6 +67,10 @@ func (l *memoryListener) dial(ctx context.Context, _, _ string) (net.Conn, error
 	}
 }
 
+// net/http gives a new HTTP/2 connection to the request that dialed it, and puts it into the pool afterwards. A request
+// between the two would dial again.
+func waitForPool() { synctest.Wait() }
+
 // serveMemory returns a transport of net/http whose connections lead to h. Call it in a bubble.
 func serveMemory(
 	t *testing.T, h http.HandlerFunc, protocols *http.Protocols, options ...func(*http.Server),
@@ -353,6 +357,7 @@ func TestEndOfWaitForAStreamIsNoFailure(t *testing.T) {
 					ResponseHeaderTimeout: time.Second,
 				}}
 				require.NoError(t, fetch(t.Context(), client, "http://a/"))
+				waitForPool()
 				stream, err := client.Get("http://a/stream")
 				require.NoError(t, err)
 				for range 3 {
