@@ -394,9 +394,9 @@ func TestBodyIsSentAgainAfterAGoAway(t *testing.T) {
 						got = append(got, string(b))
 					}, wires["HTTP/2"]())
 					toServer := base.DialContext
-					dials := 0
+					var dials atomic.Int64
 					base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-						if dials++; dials > 1 {
+						if dials.Add(1) > 1 {
 							return toServer(ctx, network, addr)
 						}
 						near, far := net.Pipe()
@@ -430,7 +430,14 @@ func goAway(conn net.Conn) {
 		return
 	}
 	const data, settings = 0, 4
-	go func() { _, _ = conn.Write([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0}) }()
+	body := make(chan struct{}, 1)
+	defer close(body)
+	go func() { // net.Pipe buffers nothing: who reads must not wait for a write
+		_, _ = conn.Write([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0})
+		if _, ok := <-body; ok {
+			_, _ = conn.Write([]byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+		}
+	}()
 	for sent := false; ; {
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(conn, head); err != nil {
@@ -442,10 +449,7 @@ func goAway(conn net.Conn) {
 		}
 		if head[3] == data && !sent {
 			sent = true
-			go func() {
-				_, _ = conn.Write([]byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
-				_ = conn.Close()
-			}()
+			body <- struct{}{}
 		}
 	}
 }

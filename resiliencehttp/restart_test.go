@@ -32,7 +32,13 @@ type streaming struct {
 }
 
 // newStreaming starts the clients. A client reconnects 100ms after its stream has ended; a browser waits longer.
+//
+// ReverseProxy starts a timer of -1ns for each stream. In a bubble, one in 60,000 of them crashes the race detector of
+// Go 1.26.
 func newStreaming(t *testing.T, protocols *http.Protocols) *streaming {
+	if testing.Short() {
+		t.Skip("crashes the race detector")
+	}
 	s := new(streaming)
 	replica := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
