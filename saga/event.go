@@ -235,6 +235,23 @@ func (r *Runner) reportCreated(ctx context.Context, rec *store.Record, unreporte
 	}
 }
 
+// A once is a sync.Once whose callers wait for a channel. In a bubble of testing/synctest, time stands still while a
+// goroutine waits for a sync.Once.
+type once chan bool // holds true until do is called
+
+func newOnce() once {
+	o := make(once, 1)
+	o <- true
+	return o
+}
+
+func (o once) do(f func()) {
+	if first := <-o; first {
+		f()
+	}
+	o <- false
+}
+
 // reportLog counts the log entries of a commit, and notifies the observers of them.
 func (r *Runner) reportLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {

@@ -51,6 +51,8 @@ type Runner struct {
 
 	claimErr, heartbeatErr error // the errors of the latest claim and heartbeat, or nil
 
+	starting sync.Map // the once that reports EventCreated of a start in progress, by Nonce
+
 	work sync.WaitGroup
 
 	counters counters
@@ -482,6 +484,9 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 // than a lease.
 func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Record, error) {
 	defer r.claimAtOnce(&req)()
+	report := newOnce()
+	r.starting.Store(req.Nonce, report)
+	defer r.starting.Delete(req.Nonce)
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
@@ -508,7 +513,9 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 		defer run()
 	}
 	if created {
-		r.reportEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+		report.do(func() {
+			r.reportEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+		})
 	}
 	return rec, nil
 }
@@ -729,6 +736,9 @@ func (h *hold) load() {
 				h.ctx = with
 			}
 		}, h.m.carried)
+	}
+	if report, ok := h.r.starting.Load(h.rec.Nonce); ok { // claimed before the start has reported EventCreated
+		report.(once).do(func() { h.r.reportCreated(h.ctx, &h.rec, true) })
 	}
 	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
 	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > most {

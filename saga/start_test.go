@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,4 +68,55 @@ func TestCanceledStartRunsTheSaga(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, time.Since(began))
 	})
+}
+
+// A slowStart returns from Start a second after the saga exists.
+type slowStart struct{ store.Store }
+
+func (s slowStart) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+	rec, created, err := s.Store.Start(ctx, req)
+	time.Sleep(time.Second)
+	return rec, created, err
+}
+
+// The runner starts a saga that it cannot run yet, and claims it before Start has returned. It reports the start once,
+// before the saga's other events, and waits for a slow observer.
+func TestStartIsReportedFirst(t *testing.T) {
+	for name, observerTakes := range map[string]time.Duration{"claimed first": 0, "while observers run": 10 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var kinds []saga.EventKind
+				sg := sequence(step("flight"))
+				r := saga.NewRunner(slowStart{saga.NewMemory()}, saga.RunnerConfig{})
+				r.Observe(func(_ context.Context, e saga.Event) {
+					if e.Kind == saga.EventCreated {
+						time.Sleep(observerTakes)
+					}
+					kinds = append(kinds, e.Kind)
+				})
+				trips := saga.Register(r, sg)
+				var started sync.WaitGroup
+				started.Go(func() {
+					_, err := trips.Start(t.Context(), "trip-1", trip{})
+					require.NoError(t, err)
+				})
+				synctest.Wait()
+				if observerTakes > 0 {
+					time.Sleep(2 * time.Second) // Start reports now
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				var ran sync.WaitGroup
+				ran.Go(func() { require.NoError(t, r.Run(ctx)) })
+				_, err := trips.Result(t.Context(), "trip-1")
+				require.NoError(t, err)
+				started.Wait()
+				stop()
+				ran.Wait()
+				require.Equal(t, []saga.EventKind{
+					saga.EventCreated, saga.EventAttempted, saga.EventStepDone, saga.EventCompleted,
+				}, kinds)
+				require.Equal(t, 1, total(r, "status=started"))
+			})
+		})
+	}
 }

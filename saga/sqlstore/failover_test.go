@@ -42,7 +42,8 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 					return [][]driver.Value{{level}}
 				case strings.Contains(query, "INSERT INTO saga "):
 					return [][]driver.Value{{
-						"a", "order", int64(0), "running", []byte{}, "{}", "", "", "", int64(0), int64(0), "", int64(0), int64(1), int64(0),
+						"a", "order", int64(0), "running", []byte{}, "{}",
+						"", "", "", int64(0), int64(0), "", int64(0), int64(1), int64(0),
 						int64(0), int64(0), "", false, "", int64(1), int64(1), int64(1),
 					}}
 				case strings.HasPrefix(query, "SELECT id, epoch"):
