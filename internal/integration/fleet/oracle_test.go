@@ -367,7 +367,8 @@ func TestWaiterThatIsKilledAtTheHead(t *testing.T) {
 	now, err := direct.Time(t.Context()).Result()
 	require.NoError(t, err)
 	until := direct.ZScore(t.Context(), n+":{t}:p:running", head).Val()
-	require.LessOrEqual(t, until, float64(now.UnixMicro()+1_010_000), "a poll of 10 ms and a second, or it was gone before")
+	require.LessOrEqual(t, until, float64(now.UnixMicro()+1_010_000),
+		"a poll of 10 ms and a second, or it was gone before")
 	r.Settle(0)
 	require.NoError(t, <-admitted)
 }

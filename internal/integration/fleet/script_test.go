@@ -233,7 +233,8 @@ func TestScriptKeepsTheOrder(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	var us atomic.Int64 // on Redis's clock
 	clock := func(script string) string {
-		return replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = {1795000000, %d}\n", us.Load()))(script)
+		clock := fmt.Sprintf("local clock = {1795000000, %d}\n", us.Load())
+		return replacing(t, "local clock = redis.call('TIME')\n", clock)(script)
 	}
 	eval := (&line{eval: resilienceredis.Eval(rdb), change: clock}).Eval
 	cfg := fleet.Config{Name: name(t), Eval: eval, Timeout: time.Minute, Meters: slotsOnly(1)}

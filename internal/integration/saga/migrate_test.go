@@ -106,7 +106,8 @@ func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 		require.NoError(t, err)
 		err = saga.Apply(saga.WithCommand(ctx, saga.Command{ID: "trip-2/book/book/do"}), db,
 			func(*sql.Tx) error { applied++; return nil })
-		require.ErrorContains(t, err, "they are of version 3, for programs from version 2 on, and this program is of version 1")
+		require.ErrorContains(t, err,
+			"they are of version 3, for programs from version 2 on, and this program is of version 1")
 		require.Equal(t, 1, applied)
 	})
 }

@@ -36,7 +36,8 @@ func TestStatementsReadNoWholeTable(t *testing.T) {
 		sagas := *plansSagas
 		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5,
 			saga.Running: 1000, saga.Stuck: 20})
-		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
+		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels'
+			WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
 		seen := new(recorder)
 		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
@@ -410,11 +411,13 @@ func (p *probe) read(t *testing.T) (n int) {
 	t.Helper()
 	switch p.Dialect {
 	case sqlstore.MySQL:
-		require.NoError(t, p.db.QueryRow(`SELECT CAST(sum(variable_value) AS int) FROM information_schema.session_status WHERE variable_name LIKE 'HANDLER_READ%'`).Scan(&n))
+		require.NoError(t, p.db.QueryRow(`SELECT CAST(sum(variable_value) AS int)
+			FROM information_schema.session_status WHERE variable_name LIKE 'HANDLER_READ%'`).Scan(&n))
 	case sqlstore.PostgreSQL:
 		_, err := p.db.Exec(`SELECT pg_stat_force_next_flush()`) // from version 15 on
 		require.NoError(t, err)
-		require.NoError(t, p.db.QueryRow(`SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = current_schema)
+		require.NoError(t, p.db.QueryRow(`SELECT (SELECT sum(seq_tup_read)
+			FROM pg_stat_user_tables WHERE schemaname = current_schema)
 			+ (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = current_schema)`).Scan(&n))
 	}
 	return n
@@ -448,7 +451,8 @@ func fillNamed(t testing.TB, d database, db *sql.DB, name string, dueIn time.Dur
 	case sqlstore.MySQL:
 		now = "UNIX_TIMESTAMP() * 1000000"
 		id, analyze = `CONCAT('trip-', i)`, `ANALYZE TABLE saga, saga_log`
-		digit := `(SELECT 0 d UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)`
+		digit := `(SELECT 0 d UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4
+			UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)`
 		sum, tables := "0", ""
 		for i := range 1 + int(math.Log10(float64(1+max(1000, 3**plansSagas)))) {
 			sum += fmt.Sprintf(" + %d * d%d.d", int(math.Pow10(i)), i)
@@ -464,8 +468,11 @@ func fillNamed(t testing.TB, d database, db *sql.DB, name string, dueIn time.Dur
 		}
 		last := first + n[status] - 1
 		from := fmt.Sprintf(numbers, first, last)
-		_, err := db.Exec(fmt.Sprintf(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, last_error, cancel_note, created_at, updated_at)
-			SELECT %s, %s, 0, '%s', %s, '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `, id, name, status, blob(`{}`), wake, now, now) + from)
+		_, err := db.Exec(fmt.Sprintf(`INSERT INTO saga (
+			id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at,
+			last_error, cancel_note, created_at, updated_at)
+			SELECT %s, %s, 0, '%s', %s, '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `,
+			id, name, status, blob(`{}`), wake, now, now) + from)
 		require.NoError(t, err)
 		_, err = db.Exec(fmt.Sprintf(`INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
 			SELECT %s, 1, '', '', 'created', 0, 0, '', %s FROM `, id, now) + from)

@@ -24,7 +24,8 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		"version": numbers, "status": texts, "data": append(texts,
 			[]byte{0xff, 0xfe}), "steps": texts, "parent": texts, "parent_step": texts,
 		"seq": numbers, "nonce": {-1, 0, int64(math.MaxInt64), int64(math.MinInt64)}, "owner": texts, "epoch": numbers,
-		"failures": numbers, "takeovers": numbers, "last_error": texts, "cancel_note": texts, "wake_at": {"x"}, "created_at": numbers,
+		"failures": numbers, "takeovers": numbers, "last_error": texts,
+		"cancel_note": texts, "wake_at": {"x"}, "created_at": numbers,
 	}
 	trip := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{
 		{Name: "a", Do: func(_ context.Context, n *int) error { *n++; return nil },

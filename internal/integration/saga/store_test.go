@@ -332,7 +332,8 @@ func TestBatchLooksIdsUp(t *testing.T) {
 	scans := func() (n int) {
 		_, err := db.Exec(`SELECT pg_stat_force_next_flush()`)
 		require.NoError(t, err)
-		require.NoError(t, db.QueryRow(`SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'saga' AND schemaname = current_schema`).Scan(&n))
+		require.NoError(t, db.QueryRow(`SELECT seq_scan FROM pg_stat_user_tables
+			WHERE relname = 'saga' AND schemaname = current_schema`).Scan(&n))
 		return n
 	}
 	before := scans()
@@ -344,7 +345,9 @@ func TestBatchLooksIdsUp(t *testing.T) {
 func TestBarrierIsCleared(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		before := map[sqlstore.Dialect]string{
-			sqlstore.PostgreSQL: `now() - interval '90 days'`, sqlstore.MySQL: `now() - interval 90 day`, sqlstore.SQLite: `datetime('now', '-90 days')`,
+			sqlstore.PostgreSQL: `now() - interval '90 days'`,
+			sqlstore.MySQL:      `now() - interval 90 day`,
+			sqlstore.SQLite:     `datetime('now', '-90 days')`,
 		}[d.Dialect]
 		db, ctx := d.open(t), t.Context()
 		apply := func(id string) (applied bool) {
