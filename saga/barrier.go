@@ -34,7 +34,7 @@ const BarrierTableMySQL = participant.TableMySQL
 // result under the command ID, and Do must read it there. If the command was declined before, Apply returns a
 // [Declined] error again. For an Undo whose Do never arrived or was declined, Apply returns nil and does not call fn.
 // If a Do arrives after its Undo, Apply declines the Do. If Apply returns an error that is not Declined, the command
-// can be sent again.
+// can be resent.
 //
 // On MySQL, fn must return a deadlock error unchanged. After a deadlock, MySQL has rolled back the row that records the
 // command. So if fn continued and returned nil, the command could be applied twice.
@@ -189,8 +189,7 @@ func (d *delivery) do(ctx context.Context, reason string, fn func(*sql.Tx) error
 	return Declined(participant.ErrUndone)
 }
 
-// undo calls fn if the Do was applied. Otherwise it inserts the row of the Do, so that a Do that arrives late is
-// declined.
+// undo calls fn if the Do was applied. Otherwise it inserts the row of the Do. A Do that arrives late is then declined.
 func (d *delivery) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 	never := false
 	err := d.do(ctx, string(OpUndo), func(*sql.Tx) error {

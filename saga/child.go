@@ -26,7 +26,7 @@ type child struct {
 }
 
 // ChildOf returns a Child with one saga of the definition sg. The function begin returns the child's initial state.
-// Each call of begin must return the same state, and begin must not change s. The function end merges the final state
+// Each call to begin must return the same state, and begin must not change s. The function end merges the final state
 // of the completed child into s; end may be nil. An error of begin or end is treated like an error of a Do, except that
 // a [Declined] error applies to one attempt only.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {

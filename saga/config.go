@@ -65,7 +65,7 @@ func (c RunnerConfig) Validate() error {
 }
 
 const (
-	longestLease = time.Duration(1 << 57) // 4.5 years, the maximum LeaseTTL, so that 60 times that does not overflow
+	longestLease = time.Duration(1 << 57) // 4.5 years, the maximum LeaseTTL; 60 times longestLease does not overflow
 	longestTry   = time.Duration(1 << 61) // 73 years, the maximum Step.Timeout, to which a LeaseTTL is added
 )
 

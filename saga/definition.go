@@ -365,7 +365,7 @@ func (p *program) index(name string) int {
 // changed is the state that it returned.
 func (p *program) merge(state, base, changed []byte) ([]byte, error) {
 	// All three states are decoded, so they can be compared. A state in memory would differ even if the step did not
-	// change it: for example, encoding removes the monotonic clock of a time.
+	// change it: for example, encoding removes a time's monotonic clock reading.
 	var states [3]any
 	for i, data := range [][]byte{state, base, changed} {
 		var err error

@@ -23,14 +23,14 @@ import (
 //	var _ saga.Engine = (*Engine)(nil)
 //
 // An engine stores a [Snapshot] of each saga, and changes it only by calls to [Definition.Decide], which returns a
-// [Decision]. The engine performs the calls of the Decision with [Definition.Perform], in any process. Until the saga
-// has ended, the engine passes the answers of calls, new signals and operations to another Decide.
+// [Decision]. The engine performs the Decision's Calls with [Definition.Perform], in any process. Until the saga has
+// ended, the engine passes the answers of calls, new signals and operations to another Decide.
 //
 // Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change Engine and
 // the types that only engines use.
 type Engine interface {
-	// Register registers a definition, so that the engine runs its sagas. Register returns an error if another definition
-	// with the same name and version is registered, or if the engine lacks a feature that the definition needs.
+	// Register registers a definition. The engine then runs the definition's sagas. Register returns an error if another
+	// definition with the same name and version is registered, or if the engine lacks a feature that the definition needs.
 	// Registering the same definition again changes nothing.
 	Register(d *Definition) error
 	// Start starts a saga with an encoded state, or returns the saga that has the id. The error matches ErrExists if a
@@ -101,7 +101,7 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 }
 
 // Decide returns the next actions for a saga. The argument was is the saga's latest snapshot; the argument in has the
-// events since that snapshot. Decide reads no clock and makes no calls. Apart from the Codec, the result of Decide
+// events since that snapshot. Decide reads no clock and performs no calls. Apart from the Codec, the result of Decide
 // depends only on its arguments. An engine that replays its history must record each Decision, because a later version
 // of this package may decide differently.
 //
@@ -211,7 +211,7 @@ type Decision struct {
 
 	why      error         // the cause with which the calls in Stop are canceled
 	changed  bool          // the decision must be recorded before another attempt starts
-	deadline time.Time     // when the saga turns back because of Saga.Timeout, or zero
+	deadline time.Time     // the time when the saga turns back because of Saga.Timeout, or zero
 	release  bool          // a Runner releases the saga
 	wakeIn   time.Duration // the time after which a released saga is due again
 	answers  []Answer      // the answers of the Input, as they were counted
@@ -321,7 +321,7 @@ type Call struct {
 	Version  int    // the Version of the definition
 	Step     string // the Name of the step
 	Op       Op
-	Number   int64 // the number of the call among the calls of the saga, from 1
+	Number   int64 // the number of the call among the saga's calls, from 1
 	Command  Command
 	Refusals int               // consecutive refusals before this attempt
 	State    []byte            // the saga's encoded state
@@ -353,7 +353,7 @@ type Answer struct {
 	waits    bool  // the children of the step have not ended
 	children int   // the number of children that the step has started
 
-	at      time.Time     // when the call ended; zero means Input.Now
+	at      time.Time     // the time when the call ended; zero means Input.Now
 	attempt int           // the number of the call's attempt
 	took    time.Duration // the duration of the call
 	stalled int           // the number of attempts or refusals that EventStalled reports, or zero
@@ -384,7 +384,7 @@ func (a *Answer) cause() error {
 }
 
 // decide changes the machine according to the events in in, and returns the next actions. All changes to a saga go
-// through decide: Run, Runner and Operate only perform what it returns.
+// through decide: Run, Runner and Operate only perform the actions that decide returns.
 func (m *machine) decide(in *Input) (d Decision) {
 	engine := in.runner.lease == 0 && !m.quiet
 	if (m.changed || in.runner.lease == 0) && !m.keepLog {
@@ -502,8 +502,8 @@ func (m *machine) resume(in *Input) {
 	}
 }
 
-// take applies the answer of an attempt, and returns the answer as it was counted. If the attempt is not in progress,
-// the answer has come twice or too late, and is ignored.
+// take applies the answer of an attempt, and returns the counted answer, which may differ from a. If the attempt is not
+// in progress, the answer has come twice or too late, and is ignored.
 func (m *machine) take(a Answer, in *Input) Answer {
 	i := m.index(a.Step)
 	if i < 0 || !m.work[i].busy || m.op(i) != a.Op || m.work[i].number != a.Number {

@@ -156,7 +156,7 @@ func wrapFinal(err error, is effect) error {
 
 type finalError struct {
 	err    error
-	effect effect // if it is mayHaveApplied, effectOf reads the effect from err
+	effect effect // effectOf reads the effect from err if this field is mayHaveApplied
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }

@@ -87,7 +87,7 @@ const (
 	//   - A step has failed or was refused 8 times, 16 times, 32 times, and so on.
 	//   - An attempt has not returned within a LeaseTTL after its Timeout. In this case, EventStalled is also written to
 	//     the log.
-	//   - The runner cannot read the saga, and leaves it to another build of the program. Event.Step is empty.
+	//   - The runner cannot read the saga, and releases the saga for another build of the program. Event.Step is empty.
 	EventStalled     EventKind = "stalled"
 	EventLost        EventKind = "lost"         // the saga was abandoned, or another runner may hold it now
 	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner calls it again later

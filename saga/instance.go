@@ -29,7 +29,7 @@ type Instance struct {
 	Epoch      int64     // the number of times that a runner claimed the saga
 	Seq        int64     // the number of entries in the saga's log
 	WakeAt     time.Time // the end of the owner's lease or, without an owner, the time when the saga is due
-	CompleteBy time.Time // when the saga turns back because of Saga.Timeout; zero means never
+	CompleteBy time.Time // the time when the saga turns back because of Saga.Timeout; zero means never
 
 	Failures        int    // attempts that failed since a step last succeeded
 	Takeovers       int    // claims from crashed owners since a step last succeeded
@@ -38,7 +38,7 @@ type Instance struct {
 
 	CreatedAt time.Time
 	UpdatedAt time.Time
-	Now       time.Time // when the saga was read
+	Now       time.Time // the time when the saga was read
 
 	// Actions are the actions that are allowed now. All actions except ActionCancel and ActionAbandon need a runner with
 	// which the definition is registered.
@@ -57,9 +57,9 @@ type StepState struct {
 	Refusals     int        `json:"r,omitempty"` // consecutive refusals by a policy
 	MaybeApplied bool       `json:"m,omitempty"` // an attempt of Do may have taken effect
 	Error        string     `json:"e,omitempty"` // the error of the latest failed attempt
-	NotBefore    time.Time  `json:"t,omitzero"`  // when the next attempt may start, or the wait ends
+	NotBefore    time.Time  `json:"t,omitzero"`  // the time when the next attempt may start, or the wait ends
 
-	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children started
+	WaitingSince time.Time `json:"w,omitzero"`  // the time when the wait for a Delay, an Await or children started
 	Children     int       `json:"c,omitempty"` // the recorded number of sagas that the step has started
 
 	// Parallel and Pivot are copied from the Step. Both are false if the definition is not registered with the runner.
@@ -165,7 +165,7 @@ type instanceJSON struct {
 	Answered bool      `json:",omitempty"`
 }
 
-type instanceFields Instance // without methods
+type instanceFields Instance // an Instance without its methods
 
 type stepJSON struct {
 	StepState
@@ -221,8 +221,8 @@ func (in *Instance) complete(p *program) {
 	in.Actions = in.actions()
 }
 
-// pivotDone reports whether the pivot is done, so that the saga no longer turns back. It needs no definition, because
-// the record has the name of the pivot.
+// pivotDone reports whether the pivot is done. If the pivot is done, the saga no longer turns back. pivotDone needs no
+// definition, because the record has the name of the pivot.
 func (in *Instance) pivotDone() bool {
 	return !in.TurnedBack && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
 		return st.Name == *in.pivot && complete(st.Status)

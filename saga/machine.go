@@ -311,8 +311,8 @@ func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 }
 
 // wake returns the earliest time at which the next attempt may start, a wait ends or the deadline passes. ok is false
-// if no step waits for a time. If children is true, wake also considers the times at which children are read again, and
-// it considers the deadline even if all attempts are in progress.
+// if there is no such time. If children is true, wake also considers the times at which children are read again, and it
+// considers the deadline even if all attempts are in progress.
 func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Steps {
 		t := m.Steps[i].NotBefore
@@ -465,7 +465,7 @@ func (m *machine) goForward(now time.Time) {
 			}
 			opened = m.Steps[i].Status == StepWaiting && m.open(i, now) || opened
 		}
-		if !opened { // if a wait has ended, the step may be done already
+		if !opened { // a step whose wait has ended may be done already
 			m.stickIfOver(m.p.groups[m.at])
 			return
 		}
@@ -487,7 +487,7 @@ func (m *machine) start(i int, now time.Time) {
 	switch {
 	case !m.p.steps[i].gated():
 		m.set(i, StepStarted)
-	case !now.IsZero(): // in a new saga, the first owner starts the wait
+	case !now.IsZero(): // the first owner of a new saga starts the wait
 		m.set(i, StepWaiting)
 		m.Steps[i].WaitingSince = now
 		if m.p.steps[i].group == 0 && m.since.Equal(m.CreatedAt) && !m.CreatedAt.IsZero() {
@@ -598,7 +598,7 @@ func (m *machine) turn() {
 	m.turnBack(m.Step, m.wish.Error())
 }
 
-// turnBack turns the saga back. It marks steps that certainly took no effect, so that they are not undone.
+// turnBack turns the saga back. It marks steps that certainly took no effect. Marked steps are not undone.
 func (m *machine) turnBack(step, why string) {
 	m.Status, m.TurnedBack, m.moved = Compensating, true, true
 	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
@@ -686,7 +686,7 @@ func (m *machine) finish(i int, a *Answer, now time.Time) {
 	m.Failures++
 	st.Refusals = 0
 	if !undo && a.Outcome != OutcomeFailed {
-		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // if Do was declined, no earlier attempt took effect, either
+		st.MaybeApplied = a.Outcome == OutcomeMaybeApplied // earlier attempts of a declined Do took no effect, either
 	}
 	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // both are false while compensating
 	if !a.Final && (unlimited || limit == Unlimited || *attempts < limit) {
@@ -870,8 +870,8 @@ func hasBegun(st *StepState) bool {
 	return true
 }
 
-// move makes p, another version of the definition, the definition of the saga. It finds the steps that have begun by
-// their names.
+// move makes p, another version of the definition, the definition of the saga. It finds, by name, the steps for
+// which hasBegun returns true.
 func (m *machine) move(p *program) error {
 	steps, pivotDone, at := newMachine(p).Steps, m.pivotDone(), 0
 	for _, st := range m.Steps {
@@ -900,7 +900,7 @@ func (m *machine) move(p *program) error {
 	m.skipComplete()
 	for i := range m.Steps {
 		if m.Steps[i].Status == StepWaiting && !m.waits(i) {
-			m.set(i, StepIdle) // the step waits again, from the beginning, after the steps that p adds before it
+			m.set(i, StepIdle) // the step's wait starts over after the steps that p adds before it
 		}
 	}
 	if m.orphan || m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {

@@ -125,8 +125,8 @@ type Operation struct {
 	// is done, the pivot of the new version must be done as well. If the new version has an additional step before the
 	// steps that were done, the saga continues with the additional step, even after the pivot. If the additional step
 	// returns a [Declined] error after the pivot, the saga is stuck. A Delay or Await after the additional step starts
-	// again from the beginning. Version may be the saga's own version if a deployment changed the steps of that version.
-	// Zero means that the version does not change, so a saga cannot be moved to version 0.
+	// over. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that the
+	// version does not change, so a saga cannot be moved to version 0.
 	Version int
 }
 
@@ -150,8 +150,8 @@ func (op *Operation) checkReplacement() error {
 	return nil
 }
 
-// note returns the Note, followed by the changes to the version and the state. A long Note is cut, so that storable
-// does not cut the changes. was is the version before the operation.
+// note returns the Note, followed by the changes to the version and the state. A long Note is cut. Otherwise storable
+// would cut the changes. was is the version before the operation.
 func (op *Operation) note(was int) string {
 	changes := ""
 	moved := fmt.Sprintf("moved from version %d to %d", was, op.Version)
@@ -223,7 +223,7 @@ func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, e
 	if !bytes.Equal(m.State, rec.State) {
 		req.State = m.State
 	}
-	// If the saga waits for signals or children, they may have arrived or ended by now. So the saga is due immediately,
+	// The signals or children for which the saga waits may have arrived or ended by now. So the saga is due immediately,
 	// and its next owner reads them.
 	if !m.onOutside(rec.Now) && !d.WakeAt.IsZero() {
 		req.WakeIn = max(d.WakeAt.Sub(rec.Now), 0)

@@ -181,7 +181,7 @@ func (r *memoryRun) collect(t *attempt) {
 
 func (r *memoryRun) now() time.Time {
 	if !r.timed {
-		return time.Time{} // no attempt waits for a time
+		return time.Time{} // no decision needs the current time
 	}
 	return time.Now()
 }

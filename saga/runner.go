@@ -63,8 +63,8 @@ var _ TxEngine = (*Runner)(nil)
 // NewMemory returns a Store that keeps sagas in the memory of the process, for tests.
 func NewMemory() Store { return memory.New() }
 
-// A Store keeps the sagas of a [Runner]. [NewMemory] and package sqlstore provide stores. Package sagastore documents
-// the interface for other stores.
+// A Store contains the sagas of a [Runner]. [NewMemory] and package sqlstore provide stores. Package sagastore
+// documents the interface for other stores.
 type Store = store.Store
 
 // NewRunner returns a Runner. The Runner runs no saga until [Runner.Run] is called. NewRunner panics if st is nil or
@@ -151,9 +151,8 @@ func (r *Runner) Wake() {
 // another Run is in progress, or the store was not migrated.
 //
 // When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. Then Run releases the runner's sagas,
-// so that other runners can claim them. If a saga cannot be released, another runner takes the saga over when the lease
-// has expired. Run returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not
-// return.
+// and other runners can claim them. If a saga cannot be released, another runner takes the saga over when the lease has
+// expired. Run returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -385,7 +384,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		r.failing(&r.heartbeatErr, "heartbeat", nil)
 		return term / 3
 	}
-	// The first try has a short timeout, so that a half-open connection does not cost the leases. The second try has a
+	// The first try has a short timeout, because a half-open connection must not cost the leases. The second try has a
 	// longer timeout, in case the store is slow. An exclusive store has a single writer and no network connection: it can
 	// only be slow, so the short try is omitted.
 	tries := []time.Duration{term / 8, term / 3}
@@ -398,7 +397,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 		renewed, err := r.store.Heartbeat(call, req)
 		cancel()
 		r.failing(&r.heartbeatErr, "heartbeat", err)
-		if err != nil { // if no heartbeat succeeds, a timer of each hold ends its lease
+		if err != nil { // a timer of each hold ends the hold's lease if no heartbeat succeeds
 			r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
 			continue
 		}
@@ -532,8 +531,8 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 }
 
 // A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. Until the saga
-// has ended or is released, it decides, records the decision, and performs the calls of the decision, each on a
-// separate goroutine.
+// has ended or is released, it decides, records the decision, and performs the decision's calls, each on a separate
+// goroutine.
 type hold struct {
 	r     *Runner
 	p     *program
@@ -717,7 +716,7 @@ func (h *hold) accept(d *Decision) {
 	}
 }
 
-// load makes the machine from the record. If the record cannot be read, load leaves the saga to another build of the
+// load makes the machine from the record. If the record cannot be read, load releases the saga for another build of the
 // program. If no build has read the saga for a long time, load makes it stuck.
 func (h *hold) load() {
 	var err error
@@ -761,8 +760,8 @@ func (h *hold) load() {
 }
 
 // readSignals reads the signals of the saga at three times: after the saga was claimed, before a wait for a signal can
-// end, and, for the Undos, when no more signals can arrive. A signal that arrives later wakes the saga as soon as it is
-// parked. readSignals returns false if the saga is lost.
+// end, and, for the Undos, when no more signals can arrive. A signal that arrives later wakes the saga as soon as the
+// saga is parked. readSignals returns false if the saga is lost.
 func (h *hold) readSignals(now time.Time) bool {
 	last := h.rec.Status != Running // no signal is accepted any more
 	if !h.p.awaits || h.m.signals != nil && !h.m.onSignal(now) && (!last || h.readLast) {
@@ -970,7 +969,7 @@ func (h *hold) end(d *Decision) {
 }
 
 // waitInTx waits while an attempt has a transaction, and then commits the transaction with everything that must be
-// recorded. In an exclusive store, nothing else can be written during the transaction. So the answers of other attempts
+// recorded. In an exclusive store, no other write is possible during the transaction. So the answers of other attempts
 // are not recorded before that.
 func (h *hold) waitInTx() {
 	d := h.decide(h.m.clone(), true) // finds the attempts to cancel; the decision is discarded
@@ -982,7 +981,7 @@ func (h *hold) waitInTx() {
 }
 
 // wait waits until an attempt has ended, the hold is woken, or the time at has come. Then it collects all attempts that
-// have ended, so that parallel steps that end at the same time are recorded with one commit.
+// have ended. So one commit records parallel steps that end at the same time.
 func (h *hold) wait(at time.Time) {
 	var alarm <-chan time.Time
 	if !at.IsZero() {

@@ -33,7 +33,7 @@
 //     stuck. [Runner.Observe] reports stuck sagas, and [Runner.Operate] lets an operator resolve them.
 //   - Sagas are not isolated from each other: the effects of a step are visible before its saga ends.
 //
-// # What a Do returns
+// # Results of a Do
 //
 // A participant is the service or database that a step calls. If a participant's reply is lost, the step may have taken
 // effect. The step's Do is called again with the same command ID, and the step is undone if the saga turns back. So a
@@ -87,7 +87,7 @@ type Saga[S any] struct {
 	// version exist, pass the old definition to [Register] together with the new one.
 	//
 	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the new
-	// field, but they preserve its value, also in nested structs, maps and slices. The value of a new field is lost in a
+	// field, but they preserve its value, even in nested structs, maps and slices. The value of a new field is lost in a
 	// type that has its own methods for JSON or text encoding, such as UnmarshalJSON. The value is also lost in an element
 	// of a slice if a step both changes and moves that element. In a saga that was started before a field existed, the
 	// field has its zero value.
@@ -154,7 +154,7 @@ type Step[S any] struct {
 	// has ended the wait yet. Zero means no limit.
 	AwaitFor time.Duration
 
-	// ReadOnly declares that Do changes nothing, so that the step is never undone.
+	// ReadOnly declares that Do changes nothing. A read-only step is never undone.
 	ReadOnly bool
 
 	// Pivot marks the point of no return: once this step is done, the saga no longer turns back. The steps after the pivot

@@ -30,7 +30,7 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		return cmp.Or(path, " of type "+t.String())
 	case reflect.Interface:
-		if t.NumMethod() > 0 { // for example, JSON encodes an error but cannot decode it
+		if t.NumMethod() > 0 { // JSON encodes such a value, for example an error, but cannot decode it
 			return cmp.Or(path, " of type "+t.String())
 		}
 	case reflect.Struct:

@@ -73,15 +73,15 @@ type counters struct {
 	mu     sync.Mutex
 	total  Stats                       // the Stats of the runner, without Held
 	sagas  map[string]map[string]int64 // metrics by definition and label, such as "status=started"
-	warned time.Time                   // when a failure of the store was last logged
+	warned time.Time                   // the time when a failure of the store was last logged
 
 	// The numbers of the sagas in the store, by the name of the definition. The map includes all definitions that are
 	// registered or were found in the store. A definition without sagas has zeros, even before the first query of the
-	// store has returned. Otherwise alerts would keep the last value of a metric that disappears, and miss a metric that
+	// store has returned. Otherwise alerts would retain the last value of a metric that disappears, and miss a metric that
 	// appears late.
 	stored  map[string]Count
-	looked  time.Time // when the latest query of the numbers in the store started
-	read    time.Time // when the latest query that succeeded returned
+	looked  time.Time // the time when the latest query of the numbers in the store started
+	read    time.Time // the time when the latest successful query returned
 	looking bool
 }
 

@@ -168,7 +168,7 @@ type member struct {
 	value json.RawMessage
 }
 
-// members returns the members of a JSON object, in their order. ok is false if data is something else.
+// members returns the members of a JSON object, in their order. ok is false if data is not a JSON object.
 func members(data []byte) (list []member, ok bool) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {

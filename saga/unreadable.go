@@ -71,9 +71,9 @@ func (r *Runner) unreadPause(age time.Duration) time.Duration {
 	return d + r.chance(d)
 }
 
-// leaveToOthers releases a saga that this program cannot read, so that another build of the program may claim it. It
-// returns false if no process has read the saga for unreadableFor, or if the record cannot be marked. The mark in the
-// record has the time since which the saga is unread, and whether an owner has crashed.
+// leaveToOthers releases a saga that this program cannot read. Another build of the program may then claim the saga.
+// leaveToOthers returns false if no process has read the saga for unreadableFor, or if the record cannot be marked. The
+// mark in the record has the time since which the saga is unread, and whether an owner has crashed.
 func (h *hold) leaveToOthers(why error) bool {
 	var mark struct {
 		Unread time.Time `json:"unread"`
@@ -113,8 +113,8 @@ func (h *hold) leaveToOthers(why error) bool {
 	return true
 }
 
-// survey finds, once, the waiting sagas that this build of the program cannot read, and makes them due, so that a
-// runner tries to read them. Otherwise a runner would claim them only when their wait ends, long after the deployment.
+// survey finds, once, the waiting sagas that this build of the program cannot read, and makes them due. A runner then
+// tries to read them. Otherwise a runner would claim them only when their wait ends, long after the deployment.
 func (r *Runner) survey(ctx context.Context) {
 	r.mu.Lock()
 	names := make(map[string]bool)

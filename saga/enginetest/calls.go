@@ -365,7 +365,7 @@ func startThree(s *suite) {
 	}{{trips, "trip-1"}, {tours, "tour-1"}, {trips, "trip-2"}} {
 		_, err := start.handle.Start(s.ctx, start.id, trip{})
 		s.noError(err)
-		time.Sleep(2 * time.Millisecond) // so that the sagas' CreatedAt differ
+		time.Sleep(2 * time.Millisecond) // the sagas' CreatedAt must differ
 	}
 	s.wait("tour-1", saga.Completed)
 }

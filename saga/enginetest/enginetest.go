@@ -110,7 +110,7 @@ func Run(t *testing.T, newEnvironment func(t *testing.T) Environment) {
 	}
 }
 
-// A suite is a test of an engine. The package uses no assertion library, so that the tests of an engine need no more
+// A suite is a test of an engine. The package uses no assertion library, so the tests of an engine need no more
 // dependencies than the engine.
 type suite struct {
 	*testing.T

@@ -14,7 +14,7 @@ type Filter struct {
 	After string // the value next that List returned for the previous page of this filter; "" means the first page
 	Limit int    // the maximum number of records in a page; zero or less means 100
 
-	WithoutState bool // whether the State of all returned records is nil or empty, so that List need not read it
+	WithoutState bool // whether the State of all returned records is nil or empty; if so, List need not read it
 }
 
 // CountLimit is the highest number in a [Count]. A number that equals CountLimit means "CountLimit or more". The limit

@@ -30,7 +30,7 @@ type Record struct {
 	Previous string // the Owner before the claim; set only in records that Claim returns, and not stored
 	Epoch    int64  // the fencing token, which counts the claims of the saga and a Start with an Owner
 
-	// If the saga has an Owner, WakeAt is the time when the Owner's lease ends. If the saga has no Owner, WakeAt is the
+	// WakeAt is the time when the Owner's lease ends, if the saga has an Owner. If the saga has no Owner, WakeAt is the
 	// time from which the saga is due. If the saga has ended, WakeAt is the time when it ended. Start, Claim, Heartbeat,
 	// Commit and Post set WakeAt.
 	WakeAt time.Time

@@ -44,11 +44,11 @@
 //  8. Load and Children return the results of sagas and of their children. List, Counts and History are for operators,
 //     metrics and health checks. To perform an operator's action, the runner loads the record and calls Commit with its
 //     Epoch and Seq.
-//  9. DeleteEnded deletes old sagas with a final status, if RunnerConfig.Retention limits that status. Each call of
-//     DeleteEnded has the limit 200. The interval between calls of DeleteEnded is three times LeaseTTL, or a tenth of
+//  9. DeleteEnded deletes old sagas with a final status, if RunnerConfig.Retention limits that status. Each call to
+//     DeleteEnded has the limit 200. The interval between calls to DeleteEnded is three times LeaseTTL, or a tenth of
 //     Poll while more old sagas remain.
 //
-// Except for Listen, a runner's own calls of the store have a timeout of at most LeaseTTL. Calls for the program, such
+// Except for Listen, a runner's own calls to the store have a timeout of at most LeaseTTL. Calls for the program, such
 // as Start, have the program's ctx. A method of a store must return soon after its ctx is done.
 //
 // # Optional interfaces
@@ -56,7 +56,7 @@
 // A store can implement optional interfaces, which a Runner detects with a type assertion:
 //
 //   - [Checker] reports missing tables when Run starts. Without a Checker, Run starts even if tables are missing, and
-//     every call of the store fails.
+//     every call to the store fails.
 //   - [Notifier] notifies runners of due sagas. Without a Notifier, a saga that another process has started, released
 //     or woken waits for up to RunnerConfig.Poll.
 //   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows.

@@ -115,7 +115,7 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 	known := func(queues []queue) []queue {
 		return slices.DeleteFunc(queues, func(q queue) bool { return !slices.Contains(req.Definitions, q.Definition) })
 	}
-	// For a thousand tenants, reading all queues would take longer than everything else in a claim.
+	// Reading all queues of a thousand tenants would take longer than all other parts of a claim.
 	if last, many := s.rotation.next(); many {
 		limit := 2*req.Limit + 1
 		queues, err = s.queuesOfSome(ctx, last, limit)
@@ -123,7 +123,7 @@ func (s *tables) due(ctx context.Context, req store.ClaimRequest) (queues []queu
 			return nil, err
 		}
 		free := slices.DeleteFunc(slices.Clone(queues), func(q queue) bool { return q.owned == 1 })
-		if len(free) == limit { // the last tenant may have more queues than were read, so leave it out
+		if len(free) == limit { // the last tenant may have more queues than were read, so omit that tenant
 			end := free[limit-1].tenant
 			queues = slices.DeleteFunc(queues, func(q queue) bool { return q.owned == 0 && q.tenant == end })
 		}
@@ -324,7 +324,7 @@ func (s *tables) lockSources(
 	for some := range slices.Chunk(sources, maxUnion) {
 		n := 1
 		for n < len(some) {
-			n *= 2 // a power of two, so that there are few different statements
+			n *= 2 // a power of two, to limit the number of different statements
 		}
 		args := make([]any, 0, 6*n)
 		for _, src := range some {

@@ -9,7 +9,7 @@ var mysql = dialect{
 		"{int}", "?", "{live}", "live = 1",
 		"{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
-		// Without a lock, a transaction of the program might read from an old snapshot.
+		// The lock prevents a transaction of the program from reading from an old snapshot.
 		"{newest}", " LOCK IN SHARE MODE",
 	),
 	// MySQL has no partial indexes. Instead, generated columns mark the sagas that a claim can find and the sagas that
@@ -81,8 +81,8 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	SELECT name, version, owned, turn, min(wake_at) AS wake_at FROM {by live} WHERE {live} AND {from}
 	GROUP BY live, owned, turn, name, version HAVING min(wake_at) <= {now}{first}) AS d`,
-	// In MySQL, a derived table with a LIMIT cannot refer to the outer query. So the first subquery checks whether there
-	// are 10,000 rows, and only otherwise the second one counts the rows.
+	// MySQL does not allow a derived table with a LIMIT to refer to the outer query. So the first subquery checks whether
+	// there are 10,000 rows. If there are fewer, the second subquery counts the rows.
 	dueOf: `(CASE WHEN (SELECT 1` + mysqlDue + ` ORDER BY wake_at LIMIT 1 OFFSET 9999) = 1 THEN 10000
 	ELSE (SELECT count(*)` + mysqlDue + `) END)`,
 	statuses: `SELECT g.name, g.status, (CASE WHEN (SELECT 1` + mysqlOf + ` ORDER BY created_at LIMIT 1 OFFSET 9999) = 1

@@ -11,7 +11,7 @@ var postgresql = dialect{
 		// decide to read and sort a table of 50,000 rows.
 		"{most}", "(SELECT 10000)",
 	),
-	// COLLATE "C" compares ids and names byte by byte. The fillfactor leaves space in each page for new versions of its
+	// COLLATE "C" compares ids and names byte by byte. The fillfactor reserves space in each page for new versions of its
 	// rows. Therefore a step does not have to change the indexes. The columns that a step changes are the last ones,
 	// because the WAL contains the part of a row from the first to the last changed column. The columns of fixed size are
 	// the first ones, in an order without padding.
@@ -73,8 +73,8 @@ SELECT {record} FROM s`,
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,
 
-	// The condition r.seq + 0 = r.seq is always true. It makes the planner expect one row, so that it searches the index
-	// for each id. Otherwise, a plan that was cached while the table was small would read the whole table.
+	// The condition r.seq + 0 = r.seq is always true. Because of this condition, the planner expects one row and searches
+	// the index for each id. Otherwise, a plan that was cached while the table was small would read the whole table.
 	batch: `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset(?::json) AS r(place int, id text, epoch bigint, seq bigint, nonce bigint,
 		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
@@ -94,8 +94,8 @@ SELECT place, cancel_requested, cancel_note, woken FROM s`,
 
 	// The rows have the order of the queues, because a LATERAL join is a nested loop. The condition d.owned + 0 = d.owned
 	// is always true, and makes the planner expect one queue. The last limit is a parameter, whose value the planner
-	// knows. Both keep the planner's estimate low; for a high estimate, PostgreSQL would compile (JIT) the statement for
-	// each claim.
+	// knows. Both lower the planner's estimate; for a high estimate, PostgreSQL would compile (JIT) the statement for each
+	// claim.
 	picks: `SELECT s.id, s.owner, d.place FROM json_to_recordset(?::json) AS d(place int, owned smallint, turn text,
 	name text, version bigint, most bigint, picked bigint)
 CROSS JOIN LATERAL (
@@ -104,8 +104,8 @@ CROSS JOIN LATERAL (
 	ORDER BY wake_at LIMIT d.most OFFSET d.picked FOR UPDATE SKIP LOCKED) s
 WHERE d.owned + 0 = d.owned LIMIT ?::bigint`,
 
-	// The condition name || '' = name is always true. It makes the planner expect one row, so that it searches the index
-	// for each row.
+	// The condition name || '' = name is always true. Because of this condition, the planner expects one row and searches
+	// the index for each row.
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (
 		SELECT * FROM (SELECT owned, turn, name, version, wake_at FROM {p}saga
@@ -134,7 +134,7 @@ const postgresLog = `l AS (INSERT ` + entries + `
 
 const postgresEntry = `seq bigint, step text, op text, event text, attempt bigint, error text`
 
-// These subqueries have an ORDER BY so that planners read the index, and not the table.
+// The ORDER BY in these subqueries makes planners read the index, and not the table.
 const (
 	dueOf = `(SELECT count(*) FROM (SELECT 1 FROM {by live}
 	WHERE {live} AND owned = d.owned AND turn = d.turn AND name = d.name AND version = d.version AND wake_at <= {now}

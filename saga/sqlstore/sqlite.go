@@ -70,8 +70,8 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 
 	// The plus signs remove the affinities (preferred types) of the columns; otherwise, SQLite would use only the first
 	// column of the index. To find the first entry that is greater than a row, SQLite seeks the first entry that is not
-	// less. The row therefore ends with a blob, which is greater than any number or text, so that the seek skips all
-	// entries of the group.
+	// less. The row therefore ends with a blob, which is greater than any number or text. So the seek skips all entries of
+	// the group.
 	queues: `SELECT d.name, d.version, d.owned, d.turn, d.wake_at, {count} FROM (
 	WITH RECURSIVE g(first) AS (
 		SELECT (SELECT rowid FROM {by live} WHERE {live} AND {from}

@@ -7,7 +7,7 @@
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row in the table saga. A saga's log is in the table saga_log, and its signals are in saga_signal. Times
-// are stored as microseconds since 1970, according to the database's clock. Calls of the store do not become slower as
+// are stored as microseconds since 1970, according to the database's clock. Calls to the store do not become slower as
 // the number of ended sagas grows.
 //
 // Even if the database's clock is set back, a saga whose owner dies is taken over after at most two leases
@@ -25,9 +25,9 @@
 // continues. If the record of a compensation is lost, the saga goes forward again. Therefore replicate commits
 // synchronously:
 //
-//   - PostgreSQL: set synchronous_standby_names, for example to 'ANY 1 (a, b)'. If synchronous_standby_names is empty,
-//     as it is by default, replication is asynchronous. Set synchronous_commit to on, the default, or to remote_apply.
-//     With two standbys, the failure of one standby does not block commits. Only a synchronous standby may become the
+//   - PostgreSQL: set synchronous_standby_names, for example to 'ANY 1 (a, b)'. If synchronous_standby_names is empty
+//     (the default), replication is asynchronous. Set synchronous_commit to on, the default, or to remote_apply. With
+//     two standbys, the failure of one standby does not block commits. Only a synchronous standby may become the
 //     primary. Canceling a COMMIT that waits for a standby does not roll back the transaction.
 //   - MySQL: use semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, the default. Set
 //     rpl_semi_sync_source_timeout to a high value: if no replica answers within this timeout (10 seconds by default),
@@ -64,14 +64,14 @@
 // records of steps.
 //
 // go-sql-driver/mysql ignores the ctx during COMMIT. Set readTimeout in the DSN to the LeaseTTL. Without readTimeout, a
-// connection that breaks unnoticed during a heartbeat's COMMIT blocks all heartbeats of the process for about 15
+// connection that breaks silently during a heartbeat's COMMIT blocks all heartbeats of the process for about 15
 // minutes, until TCP's timeout. Other runners take over the sagas of a process without heartbeats. Each statement of a
 // DoTx must take less than readTimeout.
 //
 // If a process stops inside a DoTx and its connection stays open, the rows of the transaction stay locked. Another
 // runner's DoTx that waits for a locked row fails after readTimeout or innodb_lock_wait_timeout. A DoTx that fails
 // because of a lock counts as a failed attempt, so healthy sagas may turn back. On MariaDB, set
-// idle_transaction_timeout in the DSN to the LeaseTTL in seconds, so that the server ends idle transactions. On MySQL,
+// idle_transaction_timeout in the DSN to the LeaseTTL in seconds. The server then ends idle transactions. On MySQL,
 // increase Attempts for steps whose DoTx changes rows that other sagas also change.
 //
 // If the server rolls back a DoTx because of a deadlock, the DoTx must return the error. An attempt that was rolled
@@ -91,8 +91,8 @@
 // mode. Below FULL, a loss of power could lose the record that a saga has turned back, and the saga would go forward
 // again.
 //
-// If other parts of the program often write to the same database, call db.SetMaxOpenConns(1), so that all writers wait
-// in one fair queue. With SetMaxOpenConns(1), a DoTx must use only its tx and no other connection.
+// If other parts of the program often write to the same database, call db.SetMaxOpenConns(1). All writers then wait in
+// one fair queue. With SetMaxOpenConns(1), a DoTx must use only its tx and no other connection.
 //
 // While a DoTx runs on SQLite, no other transaction can write, so heartbeats wait. On SQLite, a runner therefore ends a
 // DoTx after a third of RunnerConfig.LeaseTTL, even if the step's Timeout is longer.
@@ -272,7 +272,7 @@ func (s *Store) Check(ctx context.Context) error {
 func (s *tables) sql(text string) string { return s.texts.Of(text) }
 
 // among is like sql, for a statement whose last parameters are a list of ids. It appends the ids to args. It repeats
-// the last id until the number of ids is a power of two, so that there are few different statements to cache.
+// the last id until the number of ids is a power of two, to limit the number of different statements to cache.
 func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	n := 1
 	for n < len(ids) {

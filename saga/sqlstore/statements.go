@@ -34,8 +34,8 @@ const (
 	// another status.
 	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"
 	isLive   = "status IN ('running', 'compensating')"
-	// isDeletable excludes the children of existing sagas, so that DeleteEnded does not read sagas that it must not
-	// delete.
+	// isDeletable excludes the children of existing sagas. DeleteEnded must not delete these children, and does not read
+	// them.
 	isEnded     = "status IN ('completed', 'compensated', 'abandoned')"
 	isDeletable = isEnded + " AND parent = ''"
 
@@ -87,8 +87,8 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
 	renew = `UPDATE {p}saga SET lease = ?, wake_at = {now} + ? WHERE id IN ({ids})`
 
-	// If a lease ends later than the same lease would end if it started now, the clock was set back after the lease was
-	// written. The LIMIT keeps the transaction that shortens the leases short.
+	// A lease that ends later than the same lease would end if it started now was written before the clock was set back.
+	// The LIMIT bounds the duration of the transaction that shortens the leases.
 	isTooLong  = ` AND {live} AND owned = 1 AND wake_at > {now} + lease`
 	tooLong    = `SELECT id FROM {by live} WHERE 1 = 1` + isTooLong + ` LIMIT 1000`
 	limitLease = `UPDATE {p}saga SET wake_at = {now} + lease WHERE id IN ({ids})` + isTooLong
@@ -124,8 +124,8 @@ var removal = []string{
 	`UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent > '' AND parent IN ({ids})`,
 }
 
-// words returns the words in braces of a dialect and their replacements, followed by those that all dialects have. by
-// is the SQL text with which a query reads the table by an index. %s in it stands for the index's name.
+// words returns a dialect's words in braces with their replacements, including the words that all dialects have. by is
+// the SQL text with which a query reads the table by an index. %s in by is replaced by the index's name.
 func words(by string, own ...string) []string {
 	list := append([]string{"{record}", columns + ", {now} AS store_now"}, own...)
 	for _, index := range []string{"live", "name", "time"} {

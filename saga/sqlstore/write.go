@@ -270,7 +270,7 @@ func (s *tables) post(ctx context.Context, q sqldb.Querier, req store.PostReques
 		return rec, nil, err
 	}
 	if err = s.lock(ctx, q); err == nil {
-		// With the lock, neither the saga's owner nor another Post can change the saga until tx ends.
+		// The lock prevents the saga's owner and any other Post from changing the saga until tx ends.
 		rec, err = s.load(ctx, q, req.ID, "{lock}")
 	}
 	if err != nil {

@@ -127,7 +127,7 @@ func WithLength(fingerprint string, boundary int, length int64) string {
 	return fmt.Sprint(fingerprint, " ", boundary, " ", length)
 }
 
-// SameRequest reports whether two fingerprints may be those of the same request. Lengths are compared only if the
+// SameRequest reports whether two fingerprints may belong to the same request. Lengths are compared only if the
 // boundaries have the same length.
 func SameRequest(a, b string) bool {
 	x, y := strings.Fields(a), strings.Fields(b)
