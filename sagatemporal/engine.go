@@ -177,7 +177,7 @@ func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, 
 	return in, nil, nil
 }
 
-// again makes a request. It repeats the request if the worker that was to answer it has stopped.
+// again sends a request. It repeats the request if the worker that was to answer it has stopped.
 func again(ctx context.Context, request func() error) (err error) {
 	for range retries {
 		err = request()

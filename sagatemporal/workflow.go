@@ -89,8 +89,8 @@ type loop struct {
 	canceled bool // whether a cancellation of the workflow was added to the messages
 }
 
-// run is the workflow function. Decisions are made in a local activity, whose result is in the history. A later version
-// of this module must issue the same Temporal commands for the same decisions; TestReplay checks this.
+// run is the workflow function. A local activity makes the decisions, and its results are in the history. A later
+// version of this module must issue the same Temporal commands for the same decisions; TestReplay checks this.
 func (e *engine) run(ctx workflow.Context, was saved) (any, error) {
 	info := workflow.GetInfo(ctx)
 	l := &loop{saved: was, saga: info.WorkflowType.Name[len(typePrefix):], running: make(map[string]workflow.CancelFunc)}
@@ -165,8 +165,8 @@ func (l *loop) decide(ctx workflow.Context) decision {
 	return d
 }
 
-// call makes an attempt of a step in an activity. Temporal does not retry the activity, because the saga decides
-// whether another attempt follows.
+// call attempts a step in an activity. Temporal does not retry the activity, because the saga decides whether another
+// attempt follows.
 func (l *loop) call(ctx workflow.Context, c call) {
 	ctx, l.running[c.Step] = workflow.WithCancel(workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
 		StartToCloseTimeout: min(cmp.Or(c.Timeout, endless), endless) + heartbeatTimeout, // Perform ends the attempt earlier
@@ -241,7 +241,7 @@ func (e *engine) decide(
 	} else if version != s.Version {
 		out.Refused = err.Error()
 	}
-	// Decide has rejected the operation, and decided nothing else.
+	// Decide has rejected the operation, and made no other decision.
 	if in.Operation != nil && in.Operation.Version != 0 && out.Refused != "" {
 		version, in.Operation = s.Version, nil
 		if d, err = e.definition(name, version); err == nil {
@@ -284,7 +284,7 @@ func (e *engine) perform(ctx context.Context, c saga.Call) (saga.Answer, error) 
 	}
 	returned := make(chan struct{})
 	defer close(returned)
-	go func() { // with heartbeats, the server notices a dead worker, and the attempt its cancellation
+	go func() { // heartbeats let the server notice a dead worker, and let the attempt notice its cancellation
 		every := time.NewTicker(heartbeatEvery)
 		defer every.Stop()
 		for {
