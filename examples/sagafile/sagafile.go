@@ -33,7 +33,7 @@ type Store struct {
 	size   int64 // number of bytes of the complete lines in file
 	broken error // set if a write failed: the file may end with a part of a line
 
-	sagas  map[string]*saga    // by ID; a saga is replaced, never changed
+	sagas  map[string]*saga    // all sagas by ID; a saga is replaced, never changed
 	turns  int64               // sagas claimed so far
 	served map[[2]string]int64 // the latest turn of each tenant, and of each definition of a tenant
 }
@@ -84,7 +84,7 @@ func (s *Store) read(path string) error {
 	for r := bufio.NewReader(file); ; {
 		data, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return nil // without a newline, the process died during the write
+			return nil // the last line has no newline if the process died during the write
 		}
 		if err != nil {
 			return err
@@ -168,7 +168,7 @@ func (s *Store) begin(ctx context.Context) (now time.Time, err error) {
 		s.mu.Unlock()
 		return now, err
 	}
-	return time.Now().UTC().Round(0), nil // without a monotonic reading, as when it is read from the file
+	return time.Now().UTC().Round(0), nil // has no monotonic reading, like a time read from the file
 }
 
 // next returns a copy of a saga. The copy may be changed; the saga itself must not.
@@ -186,7 +186,7 @@ func (sg *saga) shown(now time.Time) sagastore.Record {
 
 // log appends entries to the log of a saga.
 func (sg *saga) log(entries []sagastore.Entry, now time.Time) {
-	sg.Log = slices.Clip(sg.Log) // another copy of the saga may use the rest of the array
+	sg.Log = slices.Clip(sg.Log) // another copy of the saga may use the array's remaining capacity
 	for _, e := range entries {
 		sg.Record.Seq++
 		e.Seq = sg.Record.Seq
