@@ -235,7 +235,7 @@ func (tr *trial) newSide(first bool) *side {
 		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: saga.None,
 		MaxTakeovers: saga.Unlimited, // on a slow machine, a lease may expire without a crash
 	})
-	s.runner.Observe(func(context.Context, saga.Event) {}) // without an observer, the intended failures would be logged
+	s.runner.Observe(func(context.Context, saga.Event) {}) // an observer, so the runner does not log the intended failures
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)
 	return s
