@@ -103,7 +103,7 @@ func (g *Group[K, P]) metrics() []policy.Metric {
 // sums adds up metrics by name.
 type sums struct {
 	metrics []policy.Metric
-	index   map[string]int // by metric name, the index in metrics
+	index   map[string]int // maps the name of a metric to its index in metrics
 }
 
 func (s *sums) addAll(d policy.Description) {
@@ -115,7 +115,7 @@ func (s *sums) addAll(d policy.Description) {
 }
 
 // add adds a metric to the sum of the same name. For a ratio, or a time that can decrease, a sum would have
-// no meaning, so add keeps the larger value instead.
+// no meaning, so add stores the larger value instead.
 func (s *sums) add(m policy.Metric) {
 	i, ok := s.index[m.Name]
 	what, _, _ := strings.Cut(m.Name, "{")

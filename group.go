@@ -53,7 +53,7 @@ func (c GroupConfig) Validate() error {
 //
 // If the group is full and cannot evict any member, new keys share one extra member, which is called the
 // overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
-// continues to use it while the overflow is in use, but for at most 1 minute. A key that moved at once from
+// continues to use it while the overflow is in use, for at most 1 minute. A key that moved immediately from
 // the overflow to its own member could exhaust the budgets of both. A key that does not equal itself, such as
 // NaN, always uses the overflow.
 //
@@ -73,11 +73,11 @@ type Group[K comparable, P interface {
 	observed  bool               // whether the members are observed
 	closed    bool               // whether Close was called; updating must also be held to write
 	evictions int64              // number of members that were evicted
-	evicted   map[string]float64 // by metric name, the sum of the counters of evicted members
+	evicted   map[string]float64 // the sum of the counters of evicted members, by metric name
 
 	observers notify.Observers[policy.Event]
 	observing sync.Mutex            // held while the observation of members starts or stops
-	stops     map[*member[P]]func() // by member, the function that ends the observation
+	stops     map[*member[P]]func() // the function that ends the observation of each member
 	stopsMu   sync.Mutex            // guards stops; no other lock is acquired while it is held
 }
 

@@ -62,7 +62,7 @@ func IsTimeout(err error) bool { return behavior.IsTimeout(err) }
 
 // ContextErr returns nil if ctx is not done. Otherwise ContextErr returns an error that matches both
 // ctx.Err() and [context.Cause](ctx). If ctx is done when a policy is called, the policy returns
-// ContextErr(ctx) and does not make the call.
+// ContextErr(ctx) and does not start the call.
 //
 // A policy that derives a ctx for its function, such as [Timeout], cancels the derived ctx when the policy
 // returns. The cancellation also cuts off a resource that the function has opened under the derived ctx, such
@@ -92,7 +92,7 @@ func (r Result) String() string {
 	return texts[r]
 }
 
-// ResultOf classifies err as the result of a call that was made under ctx.
+// ResultOf classifies err as the result of a call under ctx.
 func ResultOf(ctx context.Context, err error) Result {
 	switch behavior.ReadUnder(ctx, err).Kind {
 	case behavior.Done:

@@ -21,7 +21,7 @@
 //   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before a panic passes through, the
 //     policy releases the call's permit or slot, and stops counting the call as in flight.
 //   - If the policy stops retrying or waiting after fn has failed, the policy returns an error that matches
-//     fn's error. The policy's error also matches the reason for stopping, such as the end of ctx.
+//     fn's error. The policy's error also matches the reason for stopping, such as the error of ctx.
 //   - The policy is safe for concurrent use. Create a policy once and share it.
 //
 // # Errors
@@ -29,10 +29,10 @@
 // Policies communicate through the errors that calls return. A policy classifies an error by optional methods
 // of the error:
 //
-//   - Refused() bool: true means that a policy did not make the call.
+//   - Refused() bool: true means that a policy did not start the call.
 //   - Answered() bool: true means that the dependency works and that the error is its answer.
 //   - Retryable() bool: false means that another attempt cannot help.
-//   - RetryAfter() time.Duration: another attempt cannot help before this time has passed.
+//   - RetryAfter() time.Duration: another attempt cannot help before this time has elapsed.
 //   - Throttled() bool: true means that the dependency rejected the call because it is overloaded.
 //
 // The methods may belong to the error itself or to any error that it wraps. If an error wraps an error that
@@ -43,9 +43,9 @@
 //
 // # Panics
 //
-// hedge.Hedger, cacheaside.Cache and saga.Runner also call functions on goroutines that they start. A panic
-// on a goroutine that a package has started is recovered and becomes an error. The error of a recovered panic
-// has a method Stack() []byte, which returns the stack trace of the panic.
+// hedge.Hedger, cacheaside.Cache and saga.Runner also call functions on goroutines that they start. If a
+// goroutine that a package has started panics, the package recovers the panic, which becomes an error. The
+// error of a recovered panic has a method Stack() []byte, which returns the stack trace of the panic.
 //
 // # Configuration
 //
@@ -53,7 +53,7 @@
 //
 //   - If a field is zero, the default from the field's documentation applies.
 //   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off).
-//     Each package defines only those of the two constants that its fields accept.
+//     Each package defines only the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
 //   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
 //     filled in when the function is called, so c.Queue += 10 works. A field that was never set, and that the

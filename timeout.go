@@ -41,9 +41,9 @@ func (e *TimeoutError) Timeout() bool { return true }
 // [*TimeoutError]. The Middleware waits until the call returns, so the call must return when its ctx is done.
 // If d is zero, there is no limit. Timeout panics if d is negative.
 //
-// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A call that succeeds
-// after the limit has passed is still a success. If the caller's own ctx is done before the limit, the call's
-// error is returned unchanged.
+// If the call fails after the limit has expired, its error is wrapped in a *TimeoutError. A call that
+// succeeds after the limit has expired is still a success. If the caller's own ctx is done before the limit,
+// the call's error is returned unchanged.
 //
 // The ctx is also canceled when the call returns. A call that receives a response from [net/http.Client.Do]
 // must therefore read the whole body before it returns. The unread rest of the body is cut off. In a

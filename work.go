@@ -45,7 +45,7 @@ func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 // Continue makes the work continue after the innermost function has returned. The innermost function must
 // call Continue before it returns nil.
 //
-// Only one call of a Work may continue. Suppose that a call has called Continue and succeeded, that
+// Only one of a Work's calls may continue. Suppose that a call has called Continue and succeeded, that
 // middleware then turns the success into an error, and that a retrier makes another attempt. The other
 // attempt is not part of the work: when the attempt's function returns, bulkheads release the slot, and
 // timeouts cancel the ctx. Middleware that turns a success into an error must be outside the retrier, or
@@ -57,7 +57,7 @@ func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 // has an effect. End may be called from any goroutine after Continue, even before the policies have returned.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
-// When the work ends, OnEnd calls f once with the error that was passed to End. f may run on any goroutine.
+// OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
 // If the work has already ended, OnEnd calls f before it returns. If w is nil or the work does not continue,
 // OnEnd returns false and never calls f. A policy must call OnEnd only after the policy's function has
 // returned nil.
