@@ -21,8 +21,7 @@
 //
 //   - An error whose method Answered() bool returns true is a success: the dependency works, although its answer may
 //     be "not found".
-//   - An error whose method Refused() bool returns true is ignored: a policy inside the breaker did not make the
-//     call.
+//   - An error whose method Refused() bool returns true is ignored: a policy inside the breaker refused the call.
 //   - An error that is returned after the caller canceled ctx is ignored.
 //   - An error after the deadline of the caller's ctx is a failure only if the call had at least Config.Patience from
 //     its start to the deadline. If the call had less time, the error is ignored. Patience does not apply to a
@@ -34,9 +33,9 @@
 // # Streams
 //
 // The work of a call may continue after the call has returned. For example, the caller may still read the response of
-// an HTTP server. Work that continues after its call has returned is called a stream. The call of a stream counts as
-// a success when the call returns. If the stream breaks later, the call counts as a failure instead, unless the
-// caller canceled it.
+// an HTTP server. Work that continues after its call has returned is called a stream. A stream's call counts as a
+// success when the call returns. If the stream breaks later, the call counts as a failure instead, unless the caller
+// canceled it.
 //
 // A gRPC stream is open before the server has answered, so its call counts at the first of three events: the server
 // answers, the stream ends, or the stream has continued for Config.Window.
@@ -99,7 +98,7 @@ type Breaker struct {
 	mu          sync.Mutex
 	cfg         *Config
 	state       State
-	since       time.Duration   // when the breaker entered state
+	since       time.Duration   // the time at which the breaker entered state
 	transitions map[State]int64 // number of transitions to each state; nil before the first
 	refusal     *OpenError      // the error that refused calls return; nil if every call is admitted
 	lastErr     error           // the error of the last failure, or the reason that an operator gave
@@ -130,7 +129,7 @@ type call struct {
 
 	// The following fields are set only for a call whose stream continues.
 	unanswered  bool          // the server has not answered, so the result of the call is unknown
-	succeededAt time.Duration // when the call's function returned
+	succeededAt time.Duration // the time at which the call's function returned
 	element     *list.Element // the call in Breaker.overtime
 }
 
@@ -170,7 +169,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 		}
 		b.finish(ctx, &c, out, timeout, stream)
 		if r != nil {
-			panic(r) // keeps the stack of the first panic
+			panic(r) // panicking again preserves the stack of the first panic
 		}
 		if stream != nil {
 			b.observeStream(ctx, work, stream)
@@ -180,7 +179,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	out = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 	timeout = c.timedOut(b, out)
 	if work != nil && out.Verdict == Success && err == nil {
-		stream = new(call) // a copy, so that c does not escape to the heap
+		stream = new(call) // a copy, because a pointer to c would move c to the heap
 		*stream = c
 		stream.unanswered = c.probe == nil && work.IsStream() // finishProbe decides when the stream of a probe counts
 	}
@@ -194,7 +193,7 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 
 // Begin starts a call that is not a single function. If ctx is done or the breaker refuses the call, Begin returns
 // the same error as [Breaker.Do], and done is nil. If Begin returns no error, the caller must call done with the
-// result of the call. done may be called from any goroutine. Only the first call of done has an effect. Do not cancel
+// result of the call. done may be called from any goroutine. Only the first call to done has an effect. Do not cancel
 // ctx before done is called, because the breaker ignores an error that is returned after the cancellation.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call

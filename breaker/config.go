@@ -43,7 +43,7 @@ type Config struct {
 	// affects the open time; see MaxOpenFor. Zero means 1 minute.
 	Window time.Duration
 	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window holds
-	// the last WindowCalls calls, regardless of their age. Zero means that the window holds the calls of the last
+	// the last WindowCalls calls, regardless of their age. Zero means that the window holds the calls from the last
 	// Window.
 	WindowCalls int
 
@@ -184,8 +184,8 @@ const (
 
 // DefaultClassify classifies errors if Config.Classify is nil. DefaultClassify returns Success for nil and for an
 // error whose method Answered() bool returns true. DefaultClassify returns Ignore for an error whose method Refused()
-// bool returns true, which means that an inner policy did not make the call. For any other error, DefaultClassify
-// returns Failure.
+// bool returns true, which means that an inner policy refused the call. For any other error, DefaultClassify returns
+// Failure.
 func DefaultClassify(err error) Verdict {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

@@ -26,9 +26,9 @@ func (b *Breaker) Describe() policy.Description {
 	}
 }
 
-// inUse reports whether a resilience.Group must keep the breaker. A Group keeps a breaker that is forced open,
-// disabled, or open with time left. It may evict a half-open breaker, because without traffic the breaker would stay
-// half-open forever.
+// inUse reports whether a resilience.Group must not evict the breaker. A Group does not evict a breaker that is
+// forced open, disabled, or open with time left. A Group may evict a half-open breaker, because without traffic the
+// breaker would stay half-open forever.
 func (b *Breaker) inUse() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,7 +20,7 @@ type OpenError struct {
 	// the refused call, so OpenError does not wrap LastErr, and the text of Error does not contain it.
 	LastErr error
 
-	since time.Time // when the breaker became half-open
+	since time.Time // the time at which the breaker became half-open
 }
 
 // Error returns a text that contains only the breaker's name and state. The text is the same for all calls that are

@@ -10,7 +10,7 @@ import (
 // A machine is a gobreaker state machine that a Breaker uses for a limited time. A closed machine is used from the
 // first failure until the breaker opens. An open machine is used from an opening until the breaker opens or closes
 // again. gobreaker decides when the breaker opens, which calls are probes, and when the breaker closes. The Breaker
-// decides how many failures are too many and how long to stay open. The Breaker also handles the probes that
+// decides how many failures are too many, and calculates the open time. The Breaker also handles the probes that
 // gobreaker does not handle: probes that hang, probes that return late, and probes whose streams break.
 type machine struct {
 	*gobreaker.TwoStepCircuitBreaker[struct{}]

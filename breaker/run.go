@@ -36,7 +36,7 @@ type run struct {
 	retryAfter time.Duration // the longest retryAfter of the failures
 
 	// A success does not reset first and burst, because failures that belong to the burst may still arrive.
-	first moment // when the last run started
+	first moment // the start of the last run
 	burst int    // number of failures in the burst of the last run; 0 before the first run
 }
 

@@ -67,7 +67,7 @@ func (b *Breaker) advance(now time.Duration) {
 			b.overtime.Remove(oldest.element)
 			b.recordAnswer(now, oldest) // a stream without messages, such as an idle subscription, counts as a success
 			// The run of broken streams ends, because oldest has continued for a whole Window. No stream has broken since
-			// then: each failure is recorded after a call of advance.
+			// then: each failure is recorded after a call to advance.
 			b.streams.end()
 		}
 		if now-b.since >= b.cfg.Window {
@@ -182,8 +182,8 @@ func (b *Breaker) enterOpen(now, d time.Duration, err error) {
 	b.counts(now) // remove old results, because the window stops moving now
 	b.lastErr, b.permits = err, b.cfg.Probes
 	b.machine = newOpenMachine(d, b.cfg.Probes)
-	// newOpenMachine has read the clock after now. Read the clock again, so that until is not before the time at which
-	// the machine becomes half-open.
+	// newOpenMachine has read the clock after now. Read the clock again: until must not be before the time at which the
+	// machine becomes half-open.
 	until := b.created.Add(b.now() + d)
 	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
 	b.setState(now, Open, Event{Err: err, OpenFor: d})
@@ -231,8 +231,7 @@ func (b *Breaker) setState(now time.Duration, s State, e Event) {
 	}
 }
 
-// counts returns the counts of the window. No result leaves the window while the breaker is open, half-open or forced
-// open.
+// counts returns the counts of the window. No result expires while the breaker is open, half-open or forced open.
 func (b *Breaker) counts(now time.Duration) Counts {
 	if b.refusal == nil {
 		b.window.advance(now)

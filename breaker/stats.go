@@ -40,7 +40,7 @@ type observerSet struct {
 	transitions notify.Queue // the changes of state that the observers have not received
 }
 
-// notify delivers the queued changes of state in order. If another call of notify is already delivering changes, that
+// notify delivers the queued changes of state in order. If another call to notify is already delivering changes, that
 // call also delivers the new ones. The other call may be on another goroutine, or it may be the caller of an observer
 // that called notify.
 func (b *Breaker) notify(ctx context.Context) {
@@ -63,8 +63,8 @@ type Stats struct {
 	// Transitions is the number of changes to each state since New. The map contains every state.
 	Transitions map[State]int64 `counter:"transitions{state=*}"`
 
-	// Window holds the counts of the window. No result leaves the window while the breaker is open, half-open or forced
-	// open. Window.ConsecutiveFailures also counts failed probes.
+	// Window holds the counts of the window. No result expires while the breaker is open, half-open or forced open.
+	// Window.ConsecutiveFailures also counts failed probes.
 	Window           Counts
 	FailureRate      float64       `gauge:"failure_ratio"` // fraction of failed calls in Window; 0 if Window has no calls
 	ConsecutiveOpens int           // number of openings since the breaker was last closed for a whole Config.Window

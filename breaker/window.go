@@ -28,7 +28,7 @@ const timeSlots = 10
 type window struct {
 	slots       []slot
 	width       time.Duration // the duration of a slot; 0 if WindowCalls is set
-	end         time.Duration // when the newest slot ends; not used if WindowCalls is set
+	end         time.Duration // the time at which the newest slot ends; not used if WindowCalls is set
 	newest      int64         // the number of the newest slot, at least len(slots)
 	lastSuccess int64         // the number of the newest slot with a success; not used if succeeded is 0
 	succeeded   int64         // the sum of succeeded of all slots
@@ -40,7 +40,7 @@ type window struct {
 
 type slot struct {
 	succeeded, failed uint32
-	back              uint32 // in a slot with a success, the number of slots back to the previous slot with a success
+	back              uint32 // the number of slots back from a slot with a success to the previous slot with a success
 }
 
 // A burst is a group of failures whose calls were in flight together.
@@ -145,7 +145,7 @@ func (w *window) replaceSuccess(now, retryAfter time.Duration) {
 }
 
 // addHint stores the RetryAfter of a failure. It drops the earlier hints that are not longer, because those hints
-// leave the window first.
+// expire first.
 func (w *window) addHint(retryAfter time.Duration) {
 	w.dropOld()
 	n := len(w.hints)
@@ -170,7 +170,7 @@ func (w *window) longestRetryAfter() time.Duration {
 
 // addToBurst adds f to the newest burst if f's call was in flight when the newest burst started. Otherwise
 // addToBurst starts a new burst, with first as the start. The window must have counted f already. addToBurst
-// drops the earlier bursts that are not larger, because those bursts leave the window first.
+// drops the earlier bursts that are not larger, because those bursts expire first.
 func (w *window) addToBurst(f failure, first moment) {
 	w.dropOld()
 	n := len(w.bursts) - 1
