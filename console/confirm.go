@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// A confirmation is the page that asks an operator to confirm an operation that is hard to revert.
+// A confirmation is the page on which an operator confirms an operation that is hard to revert.
 type confirmation struct {
 	page
 	Because, Yes string
 	Fields       url.Values
 	Back         string
-	Changes      []change // what a new State or Version changes
+	Changes      []change // the changes that a new State or Version makes
 }
 
 // A change is a change of a saga's state or version.
@@ -26,7 +26,7 @@ type change struct {
 	Before, After side
 }
 
-// confirm reports whether an operation needs a confirmation. If so, it writes the page that asks for the confirmation.
+// confirm reports whether an operation needs a confirmation. If so, confirm writes the confirmation page.
 func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation) bool {
 	page, back := op.back()
 	var changes []change

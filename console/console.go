@@ -135,8 +135,8 @@ func secure(h http.Header) {
 		"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("X-Content-Type-Options", "nosniff")
-	// With same-origin, other sites do not receive the page's address. With no-referrer, browsers would send the console's
-	// own forms with the origin null over plain HTTP, and the console would reject them.
+	// The value same-origin hides the page's address from other sites. With the value no-referrer, browsers would send the
+	// console's own forms with the origin null over plain HTTP, and the console would reject them.
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")

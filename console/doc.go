@@ -26,9 +26,9 @@
 //
 // # Actions on many sagas
 //
-// A stuck saga is one that cannot continue without an operator. The page groups stuck sagas by step and error. An
-// operator selects sagas or whole groups, and the console applies the action to one saga after the other. Config.Allow
-// and Config.Audit are called for each saga.
+// A saga is stuck if it cannot continue without an operator. The page groups stuck sagas by step and error. An operator
+// selects sagas or whole groups, and the console applies the action to one saga after the other. Config.Allow and
+// Config.Audit are called for each saga.
 //
 // The form of an action has the sequence number of each saga, which is the number of entries in the saga's log. If a
 // saga has changed since the page showed it, the action is refused for that saga and applied to the other sagas. The

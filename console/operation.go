@@ -116,8 +116,8 @@ type Operation struct {
 	Step     string          // argument of Skip
 	Seq      int64           // number of entries in the saga's log when the operator saw the saga; zero means any
 	Note     string          // the operator's reason
-	State    json.RawMessage // the saga's new state, which may hold secrets; nil leaves the state unchanged
-	Version  int             // the registered version to which the saga moves; zero leaves the version unchanged
+	State    json.RawMessage // the saga's new state, which may hold secrets; nil means no change
+	Version  int             // the registered version to which the saga moves; zero means no change
 
 	targets []target // sagas of an action on many sagas, which becomes one Operation for each
 	list    string   // query of the page that lists the sagas; empty if the form is not on that page
@@ -179,8 +179,7 @@ type actionForm struct {
 	Values  url.Values
 }
 
-// Edits reports whether the form is one that edits values: the settings of a policy, or the state and version of a
-// saga.
+// Edits reports whether the form edits values: the settings of a policy, or the state and version of a saga.
 func (f *actionForm) Edits() bool {
 	return f != nil && (f.Values.Has("settings") || f.Values.Has("version"))
 }

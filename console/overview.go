@@ -46,7 +46,7 @@ type policyCard struct {
 	Spark   *spark  `json:"spark,omitempty"`
 	Words   words   `json:"words"`
 
-	Since  time.Time `json:"since,omitzero"` // when the console first saw the policy unhealthy
+	Since  time.Time `json:"since,omitzero"` // the time at which the console first saw the policy unhealthy
 	Anchor string    `json:"-"`
 	Stated bool      `json:"-"` // State is worth showing next to Problem
 }

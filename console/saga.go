@@ -115,8 +115,8 @@ func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 // Indented returns the saga's state, indented if it is JSON.
 func (p sagaPage) Indented() string { return indented([]byte(p.Content)) }
 
-// Draft returns the state to show in the form: the text that the operator has entered or, if there is none, the saga's
-// state.
+// Draft returns the state to show in the form: the text that the operator has entered. If there is no such text, Draft
+// returns the saga's state.
 func (p sagaPage) Draft() string {
 	switch {
 	case p.Form.Edits():

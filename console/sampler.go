@@ -34,7 +34,7 @@ type sampler struct {
 	sampling chan struct{} // used as a lock, which is held while a sample is taken; acquired before mu
 
 	mu     sync.RWMutex // guards the fields below; a writer also holds sampling
-	tracks []*track     // in the registry's order
+	tracks []*track     // the tracks in the registry's order
 	byPath map[string]*track
 	began  time.Time // time of sample 0
 	now    int       // number of the latest sample; -1 before the first
@@ -49,11 +49,11 @@ type track struct {
 	byName map[string]*series
 	born   int // number of the first sample
 
-	health    policy.Health // of the latest sample
+	health    policy.Health // the health in the latest sample
 	status    status
-	unhealthy time.Time // when the policy became unhealthy; zero if the policy is healthy
+	unhealthy time.Time // the time at which the policy became unhealthy; zero if the policy is healthy
 
-	// For a policy whose health depends on a store.
+	// The following fields are for a policy whose health depends on a store.
 	queried  time.Time     // start of the latest query; zero without a store
 	querying bool          // the latest query has not returned
 	answer   policy.Health // result of the latest query that has returned
@@ -81,7 +81,7 @@ func (s *sampler) begin(reg *registry.Registry) {
 	})
 }
 
-// ensure takes the first sample if no sample was taken yet. Pages call it, so that they have data.
+// ensure takes the first sample if no sample was taken yet. Pages call ensure because they need data.
 func (s *sampler) ensure() {
 	if s.sampled() {
 		return
