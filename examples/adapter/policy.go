@@ -19,7 +19,7 @@ type Spacing struct {
 
 	mu        sync.Mutex
 	cfg       SpacingConfig
-	last      time.Time // when the last admitted call started
+	last      time.Time // the time at which the last admitted call started
 	stats     SpacingStats
 	observers []*func(context.Context, SpacingEvent)
 }

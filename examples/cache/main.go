@@ -67,7 +67,7 @@ func (s *shop) get(item string) price {
 	return p
 }
 
-// await waits until the price of item is cents, and prints how long ago the price was set.
+// await waits until the price of item is cents, and prints the time since the price was set.
 func (s *shop) await(who, item string, cents int64) {
 	p := s.get(item)
 	for ; p.Cents < cents; p = s.get(item) {

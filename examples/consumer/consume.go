@@ -31,7 +31,8 @@ func settle(ctx context.Context, m message, pace time.Duration, handle func(cont
 		if lost != nil {
 			return lost // m is no longer assigned; the broker delivers it again
 		}
-		// If the answer to a COMMIT was lost, m may have been applied. It can be retried, because handle applies m only once.
+		// The message may have been applied if the answer to a COMMIT was lost. A retry is safe, because handle applies m
+		// only once.
 		retryable := resilience.Retryable(err) || errors.Is(err, resiliencesql.ErrOutcomeUnknown)
 		switch {
 		case err == nil:

@@ -107,7 +107,7 @@ func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	}
 }
 
-// judge returns an error for a response whose first event is an error, so that the request fails. The tenant has not
+// judge returns an error for a response whose first event is an error. The request then fails. The tenant has not
 // received anything yet, so another provider can serve the request.
 func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 	err := resiliencehttp.DefaultJudge(resp, ahead)
@@ -122,7 +122,7 @@ func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 }
 
 // ServeHTTP reserves the maximum number of tokens of an answer, and sends the request to a provider. Then it passes the
-// stream to the tenant, and charges the tokens that it has passed, even if the stream is cut off.
+// stream to the tenant, and charges the tokens that were passed on, even if the stream is cut off.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tenant := r.Header.Get("Tenant")
 	ctx := context.WithValue(r.Context(), tenantKey{}, tenant)
@@ -174,7 +174,7 @@ func pass(w io.Writer, body io.Reader) (words int, err error) {
 		if name, ok := strings.CutPrefix(line, "event: "); ok {
 			event = name
 		}
-		if event == "error" { // in mid-stream
+		if event == "error" { // the stream failed after its start
 			return words, errors.New("an error in a stream")
 		}
 		if _, err := io.WriteString(w, line+"\n"); err != nil {

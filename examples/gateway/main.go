@@ -79,7 +79,7 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 		{name: "down", fault: down},
 		{name: "healthy again", fault: none},
 	}
-	arrived := map[string]*atomic.Int64{} // by tenant
+	arrived := map[string]*atomic.Int64{} // number of tokens that arrived, by tenant
 	for name := range tenants {
 		arrived[name] = new(atomic.Int64)
 	}

@@ -51,7 +51,7 @@ func guarded(publish func(context.Context, message) error) func(context.Context,
 	}
 }
 
-// place stores an order and its message in one transaction, so that either both are committed or neither is.
+// place stores an order and its message in one transaction: either both are committed or neither is.
 func place(ctx context.Context, db *sql.DB, customer, order string) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

@@ -51,7 +51,7 @@ func (r *relay) run(ctx context.Context, store lease.Store) {
 		for {
 			wait, err := r.publishNext(ctx, term.Fence)
 			if err != nil {
-				return err // the database failed: release the lease, so that another process may try
+				return err // the database failed: release the lease to let another process try
 			}
 			sleep(ctx, wait)
 		}

@@ -9,7 +9,7 @@ import (
 )
 
 // A picture prints the results of both sides, phase by phase. On a terminal, it redraws them while the scenario runs.
-// For any other output, it prints each phase once, after the last call of the phase.
+// For any other output, it prints each phase once, after the phase's last call.
 type picture struct {
 	w    io.Writer
 	live bool

@@ -56,8 +56,8 @@ func (s *scenario) close() {
 // phase. The seed determines which products are requested. If ctx is done, run stops early. After run has returned, it
 // may be called again.
 //
-// Each goroutine has the name of its side as a profiler label, so that countGoroutines can count the goroutines of each
-// side.
+// Each goroutine has the name of its side as a profiler label. countGoroutines uses the label to count the goroutines
+// of each side.
 func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) error {
 	for _, side := range s.sides {
 		if err := side.backend.enter(0); err != nil {

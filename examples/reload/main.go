@@ -60,7 +60,7 @@ func run(ctx context.Context, out io.Writer) (calls, failed int64) {
 		if len(report) > 0 {
 			_, _ = fmt.Fprintf(out, "%s:\n%s\n", from, report)
 		}
-		if err != nil { // the report has the changes that were made in spite of the error
+		if err != nil { // the report lists the changes that took effect despite the error
 			_, _ = fmt.Fprintf(out, "%s: %d changes made:\n%v\n", from, len(report), err)
 		}
 	}

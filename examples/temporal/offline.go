@@ -46,7 +46,7 @@ func (r offlineRun) Get(_ context.Context, result any) error {
 	return r.c.env.GetWorkflowResult(result)
 }
 
-// CountWorkflow returns an error, so that the engine does not use search attributes, which need a server.
+// CountWorkflow returns an error. The engine then does not use search attributes, which need a server.
 func (c *offlineClient) CountWorkflow(
 	context.Context, *workflowservice.CountWorkflowExecutionsRequest,
 ) (*workflowservice.CountWorkflowExecutionsResponse, error) {

@@ -47,7 +47,8 @@ func (w world) book(ctx context.Context, what string, cents int) error {
 }
 
 // charge charges the price, unless the price exceeds the card's limit. In that case, the bank records that it has
-// declined the command, so that no other attempt of the command, which may still be in flight, charges the card.
+// declined the command. Another attempt of the command may still be in flight. Because of the record, the other attempt
+// does not charge the card.
 func (w world) charge(ctx context.Context, t *Trip) error {
 	var declined error
 	if t.Price > t.Card {
@@ -115,7 +116,7 @@ func main() {
 	check(err)
 
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, so that the program soon shows a takeover
+		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to show a takeover soon
 	})
 	runner.Observe(func(_ context.Context, e saga.Event) {
 		fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)

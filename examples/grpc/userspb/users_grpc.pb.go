@@ -30,7 +30,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type UsersClient interface {
-	// A client may ask again: it changes nothing.
+	// A client may repeat the call, because Get changes nothing.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*User, error)
 	// A client may not create a user twice.
 	Create(ctx context.Context, in *CreateRequest, opts ...grpc.CallOption) (*User, error)
@@ -88,7 +88,7 @@ type Users_ListClient = grpc.ServerStreamingClient[User]
 // All implementations must embed UnimplementedUsersServer
 // for forward compatibility.
 type UsersServer interface {
-	// A client may ask again: it changes nothing.
+	// A client may repeat the call, because Get changes nothing.
 	Get(context.Context, *GetRequest) (*User, error)
 	// A client may not create a user twice.
 	Create(context.Context, *CreateRequest) (*User, error)
