@@ -37,7 +37,7 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		_, _ = io.WriteString(w, p.text())
 	case Hang:
 		if r.Body != nil {
-			// Until the body is read, net/http does not notice that the client has disconnected.
+			// net/http does not notice that the client has disconnected until the body is read.
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
 				return
 			}

@@ -12,25 +12,25 @@ type Kind string
 
 const (
 	// Latency delays the call by [Plan].Delay plus a random time of up to Plan.Spread. If ctx is done during
-	// the delay, the call is not made.
+	// the delay, the call is not started.
 	Latency Kind = "latency"
-	// Fail returns [Plan].Err without making the call. In a [Handler], Fail responds with the HTTP status
+	// Fail returns [Plan].Err without starting the call. In a [Handler], Fail responds with the HTTP status
 	// Plan.Status.
 	Fail Kind = "fail"
-	// Status responds with the HTTP status [Plan].Status and the time Plan.RetryAfter, without making the
+	// Status responds with the HTTP status [Plan].Status and the time Plan.RetryAfter, without starting the
 	// call. In a [Func], Status returns an error that has the plan's RetryAfter.
 	Status Kind = "status"
-	// Hang waits until ctx is done, without making the call.
+	// Hang waits until ctx is done, without starting the call.
 	Hang Kind = "hang"
-	// Refuse makes the call fail as if the server's port were closed, with an error that wraps
+	// Refuse fails the call as if the server's port were closed, with an error that wraps
 	// syscall.ECONNREFUSED. A Handler closes the connection or, over HTTP/2, resets the stream.
 	Refuse Kind = "refuse"
-	// Reset makes the call and breaks the connection while the response's body is read. After [Plan].Bytes
+	// Reset runs the call and breaks the connection while the response's body is read. After [Plan].Bytes
 	// bytes, or at the end of a shorter body, Read returns an error that wraps syscall.ECONNRESET. A [Func]
 	// returns an error that wraps syscall.ECONNRESET if the call has succeeded. A Handler closes the
 	// connection or, over HTTP/2, resets the stream.
 	Reset Kind = "reset"
-	// SlowBody makes the call and delivers the body of its response at [Plan].Rate bytes per second, in up to
+	// SlowBody runs the call and delivers the body of its response at [Plan].Rate bytes per second, in up to
 	// 10 pieces per second. A [Func] waits for Plan.Delay after a successful call.
 	SlowBody Kind = "slow_body"
 )

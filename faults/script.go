@@ -23,11 +23,11 @@ type Script struct {
 	cfg      *Config
 	calls    int64
 	begun    time.Time
-	progress []progress // by plan, its progress
+	progress []progress // the progress of each plan
 	injected map[Kind]int64
 }
 
-// A progress is the state of one plan since the script began.
+// A progress is the state of one plan since the script started.
 type progress struct {
 	applied int64      // number of calls that the plan has applied to
 	rand    *rand.Rand // separate for each plan, so other plans do not affect its decisions
@@ -138,7 +138,7 @@ func (s *Script) next() (f fault) {
 	return f
 }
 
-// applies reports whether the plan applies to a call. now is the time since the script began.
+// applies reports whether the plan applies to a call. now is the time since the script started.
 func (p *Plan) applies(done *progress, now time.Duration) bool {
 	switch {
 	case now < p.At, p.For > 0 && now-p.At >= p.For:
