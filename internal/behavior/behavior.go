@@ -3,7 +3,7 @@
 //
 // An error is classified by optional methods. The error itself or any error in its chain may have these methods:
 //
-//	Refused() bool             true: this module did not make the call
+//	Refused() bool             true: this module did not start the call
 //	Answered() bool            true: the dependency worked and returned a negative answer
 //	Retryable() bool           false: another attempt cannot help
 //	RetryAfter() time.Duration > 0: another attempt cannot help before this time
@@ -15,7 +15,7 @@
 // If an error and an error that it wraps have the same method, the outer error decides. Joined errors are the parts
 // of an error with the method Unwrap() []error. The first part that has any of the methods decides for all parts,
 // with two exceptions. The longest RetryAfter of all parts counts. Refused parts are ignored unless all parts are
-// refused, because a refusal does not describe the calls that were made.
+// refused, because a refusal does not describe the admitted calls.
 //
 // If several of the following properties apply, the first one decides: Refused, Answered, the end of the caller's
 // ctx, Retryable, RetryAfter.
@@ -36,7 +36,7 @@ type Kind uint8
 const (
 	Done     Kind = iota // the call succeeded
 	Answered             // the dependency worked and returned a negative answer
-	Refused              // this module did not make the call
+	Refused              // this module did not start the call
 	Canceled             // the caller's ctx was canceled; how the dependency behaved is unknown
 	Overran              // the deadline of the caller's ctx passed
 	Failed               // the dependency failed, or the error has none of the methods
@@ -70,8 +70,8 @@ func Read(err error) End {
 }
 
 // ReadUnder classifies err as the result of a call under ctx. If err would be Failed and ctx is done, err is Canceled
-// or Overran. If the deadline of ctx has passed, err is Overran even if ctx is not canceled yet, because a connection
-// with the same deadline often returns before ctx is canceled.
+// or Overran. If the deadline of ctx has expired, err is Overran even if ctx is not canceled yet, because a
+// connection with the same deadline often returns before ctx is canceled.
 func ReadUnder(ctx context.Context, err error) End {
 	end := Read(err)
 	if end.Kind == Failed {

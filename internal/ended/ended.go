@@ -22,8 +22,8 @@ func Error(ctx context.Context) error {
 }
 
 // By reports whether ctx is done because of a certain deadline. at is the time of the deadline, and cause is the
-// cause that was given to it. If at has passed, By returns true even if ctx is not canceled yet, because a connection
-// with the same deadline often returns a moment before ctx is canceled.
+// cause that was given to it. If at is in the past, By returns true even if ctx is not canceled yet, because a
+// connection with the same deadline often returns a moment before ctx is canceled.
 func By(ctx context.Context, at time.Time, cause error) bool {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) == cause

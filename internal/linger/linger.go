@@ -44,7 +44,7 @@ const (
 type Key struct{}
 
 // A stream is the ctx of a call whose work is a stream. A stream may be open for too long to hold a slot or to be
-// limited by a timeout. Policies observe the end of the work, but release slots and timeouts when their functions
+// limited by a timeout. Policies observe when the work ends, but release slots and timeouts when their functions
 // return. The functions return when the stream is open, and the server may not have answered by then.
 //
 // resiliencegrpc implements this interface. It does so with a method of ctx, because resiliencegrpc must not import
@@ -75,8 +75,8 @@ func WorkOf(ctx context.Context) *Work {
 // Under reports whether WorkOf may return work. Under is short enough to be inlined, because every call uses it.
 func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
 
-// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the call of ctx
-// and may take longer than the call. Such a function holds a slot until the function itself returns.
+// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with ctx's call and may
+// take longer than the call. Such a function holds a slot until the function itself returns.
 func Apart(ctx context.Context) context.Context { return apart{ctx} }
 
 type apart struct{ context.Context }
@@ -203,7 +203,7 @@ func (w *Work) Continue() {
 	}
 }
 
-// Held reports whether any function will be called at the end of the work.
+// Held reports whether any function will be called when the work ends.
 func (w *Work) Held() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,7 +212,7 @@ func (w *Work) Held() bool {
 
 // End ends the work. A non-nil err is the reason why the work was cut off. End calls the functions that were added by
 // OnEnd, in the order in which the policies returned. It calls all of them even if one of them panics. A second call
-// of End, perhaps by one of these functions, calls the functions that remain.
+// to End, perhaps by one of these functions, calls the functions that remain.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.phase != over {
@@ -232,7 +232,7 @@ func (w *Work) End(err error) {
 // A Limit is the deadline of a timeout for work that continues. The ctx of the timeout does not show whether the
 // deadline has ended the work, because an outer policy may have canceled this ctx.
 type Limit struct {
-	At    time.Time // when the timeout ends the work
+	At    time.Time // the time at which the timeout ends the work
 	Cause error     // the cause of the cancellation at that time
 }
 

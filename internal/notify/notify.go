@@ -18,8 +18,8 @@ type Observers[E any] struct {
 
 type observer[E any] = *func(context.Context, E)
 
-// Observe adds f to the observers. stop removes f, but does not end a call of f that is in progress. Only the first
-// call of stop has an effect.
+// Observe adds f to the observers. stop removes f, but does not end a call to f that is in progress. Only the first
+// call to stop has an effect.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
 	o.change(func(list []observer[E]) []observer[E] { return append(list, &f) })
 	return func() {
@@ -82,9 +82,9 @@ func (q *Queue) add(e queued) {
 	q.waiting.Store(true)
 }
 
-// Deliver calls tell for each queued event. The caller must hold no lock. If a call of Deliver is already in
+// Deliver calls tell for each queued event. The caller must hold no lock. If a call to Deliver is already in
 // progress, on another goroutine or further up the stack, that call also delivers these events. If tell panics, the
-// remaining events stay queued until the next call of Deliver.
+// remaining events stay queued until the next call to Deliver.
 func (q *Queue) Deliver(ctx context.Context, tell func(context.Context, any)) {
 	if q.waiting.Load() {
 		q.deliver(ctx, tell)
@@ -103,7 +103,7 @@ func (q *Queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 		return
 	}
 	q.delivering = true
-	defer func() { // even if tell panics
+	defer func() { // deferred because tell may panic
 		q.delivering = false
 		q.waiting.Store(len(q.events) > 0)
 	}()
@@ -113,7 +113,7 @@ func (q *Queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 		if e.ctx == nil { // added during this loop, by a goroutine that has not called Deliver yet
 			e.ctx = ctx
 		}
-		func() { // without the lock
+		func() { // calls tell without the lock
 			q.mu.Unlock()
 			defer q.mu.Lock()
 			tell(e.ctx, e.event)

@@ -27,7 +27,7 @@ func (e *Error) Unwrap() error {
 // Retryable returns false: a panic is a bug in the program.
 func (e *Error) Retryable() bool { return false }
 
-// Refused returns false, because the call was made. The value of the panic may be a refusal, but does not matter.
+// Refused returns false, because the call was started. The value of the panic may be a refusal, but does not matter.
 func (e *Error) Refused() bool { return false }
 
 // Answered returns false, because a panic is not an answer of the dependency.

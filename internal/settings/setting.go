@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// A Setting is the configuration of a policy. It stores the configuration both as it was given and with defaults
-// filled in. It is safe for concurrent use and must not be copied. Call Init before any other method.
+// A Setting is the configuration of a policy. It stores both the given configuration and the configuration with
+// defaults filled in. It is safe for concurrent use and must not be copied. Call Init before any other method.
 type Setting[C config] struct {
 	now atomic.Pointer[version[C]]
 	mu  sync.Mutex // serializes changes
@@ -16,7 +16,8 @@ type Setting[C config] struct {
 
 type config interface{ Validate() error }
 
-// A version is an immutable configuration, both as it was given and with its defaults filled in.
+// A version holds an immutable configuration twice: the given configuration, and the configuration with defaults
+// filled in.
 type version[C config] struct {
 	given, filled C
 	fill          func(C) C
@@ -70,8 +71,8 @@ func (s *Setting[C]) Config() C {
 }
 
 // Update calls change with the effective configuration, in which defaults are filled in. If the result is valid and
-// check allows it, the result becomes the configuration. A field that change does not alter keeps the value that was
-// given. If no value was given, the field continues to follow its default.
+// check allows it, the result becomes the configuration. A field that change does not alter retains its given value.
+// If no value was given, the field continues to follow its default.
 //
 // check receives the configurations before and after the change, both with their defaults. follow receives the new
 // configuration with its defaults, before another Update starts. Both functions may be nil. If Update returns an
@@ -87,9 +88,9 @@ func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, fol
 	}, check, follow)
 }
 
-// Change is like Update, but calls change with a *C that contains the configuration as it was given. In this C, a
-// zero field means its default, so a settings file can restore a default. If change returns an error, nothing
-// changes. If dryRun is true, nothing changes either, but Change returns the same error as without dryRun.
+// Change is like Update, but calls change with a *C that contains the given configuration. In this C, a zero field
+// means its default, so a settings file can restore a default. If change returns an error, nothing changes. If
+// dryRun is true, nothing changes either, but Change returns the same error as without dryRun.
 func (s *Setting[C]) Change(
 	dryRun bool, change func(cfg any) error, check func(was, next *C) error, follow func(*C),
 ) error {
@@ -151,7 +152,7 @@ func keepGiven(next, shown, given reflect.Value) {
 	}
 }
 
-// isOpenStruct reports whether t is a struct that has only exported fields, so that each field can be set.
+// isOpenStruct reports whether t is a struct that has only exported fields. Each field of such a struct can be set.
 func isOpenStruct(t reflect.Type) bool {
 	if t.Kind() != reflect.Struct {
 		return false

@@ -35,7 +35,8 @@ type Simulation struct {
 // Test repeats the runs of the corpus, the file testdata/sim/<Name>. It runs the fixed seeds, and checks that
 // a seed leads to the same run twice. With the flags of this package, it also searches new seeds.
 func (s Simulation) Test(t *testing.T) {
-	// With one processor, goroutines that become ready at the same time usually run in the same order.
+	// Goroutines that become ready at the same time usually run in the same order if there is only one
+	// processor.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	if *theSeed != 0 {
 		o := s.run(t, &tape{rng: source(*theSeed)}, true)

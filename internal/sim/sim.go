@@ -8,7 +8,7 @@
 // that the seed determines. If a timer of the code expires between two steps of the clock, the simulation
 // sees the effect at the next step.
 //
-// A run is determined by its list of draws, which are random numbers. The draw 0 always stands for the
+// A run is determined by its list of draws, which are random numbers. The draw 0 always represents the
 // simplest choice: no fault, no action of an operator, or the first of several calls. If a run fails, the
 // package shrinks it: it removes draws or replaces them by 0 as long as the run still fails. Then it prints
 // the draws as a line for the corpus, a file of runs that every run of the tests repeats.
@@ -75,7 +75,7 @@ type call struct {
 	on    chan struct{}
 }
 
-// Choose draws a number from 0 to n-1. 0 must stand for the simplest choice.
+// Choose draws a number from 0 to n-1. 0 must represent the simplest choice.
 func (w *World) Choose(n int) int {
 	if w.driven {
 		return w.tape.draw(ofActs, n)
@@ -118,8 +118,8 @@ func (w *World) note(format string, args ...any) {
 	w.notes = w.notes[:0]
 }
 
-// Fail makes the run fail and ends it. kind names the rule that was violated. A shrunk run must fail with the
-// same kind.
+// Fail marks the run as failed and ends it. kind names the rule that was violated. A shrunk run must fail
+// with the same kind.
 func (w *World) Fail(kind, format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,8 +151,8 @@ func (w *World) Call(ctx context.Context, label string, faults ...string) (fault
 	return c.fault, c.err
 }
 
-// Drive runs the simulation until done returns true, but for at most d. It reports whether done returned
-// true. Drive calls done whenever all goroutines are blocked.
+// Drive runs the simulation until done returns true, for at most d. It reports whether done returned true.
+// Drive calls done whenever all goroutines are blocked.
 func (w *World) Drive(d time.Duration, done func() bool) bool {
 	w.driven = true
 	for end := w.Now() + d; ; {
@@ -294,7 +294,7 @@ const (
 // nil.
 type tape struct {
 	given draws
-	rng   *rand.Rand // if nil, further draws are 0
+	rng   *rand.Rand // the source of further draws; if nil, they are 0
 	drawn draws
 }
 

@@ -13,7 +13,7 @@ const (
 	probePostgreSQL = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
 	probeMySQL      = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
 		"'innodb_read_only', 'transaction_read_only', 'tx_read_only') AND Value <> 'OFF'"
-	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // if the node accepts no writes, every statement fails, even this one
+	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // fails, like every statement, if the node accepts no writes
 )
 
 // readerState reports whether an SQLSTATE means that the PostgreSQL server is read-only, because it is not a primary or
@@ -52,7 +52,7 @@ func Reader(err error, code func(error) string) (probe string) {
 	if code != nil {
 		if state := code(err); state != "" {
 			if readerState(state, "") {
-				probe = probePostgreSQL // if the database is not PostgreSQL, the probe fails, and Primary returns an error
+				probe = probePostgreSQL // Primary returns an error if the database is not PostgreSQL, because the probe fails
 			}
 			return probe
 		}

@@ -44,8 +44,8 @@ func (e *outcome) Error() string {
 func (e *outcome) Unwrap() error        { return e.err }
 func (e *outcome) Is(target error) bool { return e.verdict == unknown && target == ErrOutcomeUnknown }
 
-// Answered reports whether the database works, so that a breaker counts the call as a success. The database also works
-// if it rolls a transaction back in favor of another one.
+// Answered reports whether the database works. If Answered returns true, a breaker counts the call as a success. The
+// database also works if it rolls a transaction back in favor of another one.
 func (e *outcome) Answered() bool { return e.verdict == answered || e.verdict == again }
 
 // Retryable reports whether the transaction may be repeated because it has had no effect.
@@ -58,7 +58,7 @@ func (e *outcome) Timeout() bool { return e.verdict == interrupted || behavior.I
 var ErrOutcomeUnknown = errors.New("resiliencesql: the outcome is unknown")
 
 // Judge returns err with its verdict. It returns err unchanged if err already has a verdict or is not from a database.
-// It also returns err unchanged if err has a method, such as Retryable, that already determines what the caller does.
+// It also returns err unchanged if err has a method, such as Retryable, that already determines the caller's reaction.
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	if err == nil {
 		return nil
@@ -229,8 +229,8 @@ func connectionVerdict(err error) verdict {
 	return none
 }
 
-// lost reports whether an error number of the operating system means that a connection was lost. Other numbers may be
-// those of a file, and are also a net.Error.
+// lost reports whether an error number of the operating system means that a connection was lost. Other numbers may come
+// from an operation on a file, although they also implement net.Error.
 func lost(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED) ||
 		errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ETIMEDOUT)

@@ -1,4 +1,4 @@
-// Kubeapiserver is the API server of Kubernetes, for the tests that make engines runs. It is a module of its own,
+// Kubeapiserver is the API server of Kubernetes, for the tests that make engines runs. It is a separate module,
 // outside of go.work, because it links 2,000 packages.
 package main
 

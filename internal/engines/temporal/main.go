@@ -1,6 +1,6 @@
 // Temporal is a Temporal server with SQLite in memory, for the tests that make engines runs. It prints its address and
-// its namespace, and runs until its standard input ends. It is a module of its own, outside of go.work, because it
-// links 1,700 packages.
+// its namespace, and runs until its standard input ends. It is a separate module, outside of go.work, because it links
+// 1,700 packages.
 package main
 
 import (

@@ -19,14 +19,14 @@ import (
 type Server struct {
 	mu       sync.Mutex
 	revision int64
-	objects  map[string]object // by path
-	requests map[string]int    // by method
+	objects  map[string]object // the objects by path
+	requests map[string]int    // the numbers of requests by method
 }
 
 type object = map[string]any
 
-// Requests returns the number of requests with a method that the server has received, or of all requests if
-// method is empty.
+// Requests returns the number of received requests with the given method. If method is empty, Requests
+// counts all requests.
 func (s *Server) Requests(method string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
