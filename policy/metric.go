@@ -13,8 +13,8 @@ import (
 
 // A Metric is one measured value of a policy.
 //
-// A metric's Name starts with the kind of the policy. The name of a time ends in "_seconds", and the name of
-// a ratio ends in "_ratio". The name of a count has no unit. Attributes may follow the name in braces.
+// A metric's Name starts with the kind of the policy. The name of a duration ends in "_seconds", and the name
+// of a ratio ends in "_ratio". The name of a count has no unit. Attributes may follow the name in braces.
 // Examples are "breaker.calls{outcome=failure}" and "bulkhead.wait.time_seconds".
 type Metric struct {
 	Name    string
@@ -23,7 +23,7 @@ type Metric struct {
 }
 
 // Parse splits the Name of m into the measured quantity, the unit and the attributes. The unit is "s" for a
-// time, "1" for a ratio, and "" for a count.
+// duration, "1" for a ratio, and "" for a count.
 func (m Metric) Parse() (what, unit string, attrs []Attr) {
 	what, braces, _ := strings.Cut(m.Name, "{")
 	for part := range strings.SplitSeq(strings.TrimSuffix(braces, "}"), ",") {
@@ -31,7 +31,7 @@ func (m Metric) Parse() (what, unit string, attrs []Attr) {
 		switch {
 		case ok:
 			attrs = append(attrs, Attr{key, value})
-		case len(attrs) > 0: // part is the rest of the previous value, which contains a comma
+		case len(attrs) > 0: // part continues the previous value, which contains a comma
 			attrs[len(attrs)-1].Value += "," + part
 		}
 	}

@@ -45,7 +45,7 @@ type Description struct {
 	// Metrics returns the current metrics. See the function [Metrics].
 	Metrics func() []Metric
 
-	// Health reports whether the policy currently lets calls pass as it should. If Health queries a server, it must return
+	// Health reports whether the policy currently admits calls as it should. If Health queries a server, it must return
 	// before the deadline of ctx.
 	Health func(ctx context.Context) Health
 
