@@ -38,7 +38,7 @@ func decode(cfg any, values map[string]any) error {
 	if all, ok := errors.AsType[interface {
 		error
 		Unwrap() []error
-	}](err); ok { // without the text that mapstructure adds around the joined errors
+	}](err); ok { // drop the text that mapstructure adds around the joined errors
 		err = all
 	}
 	for _, err := range split(err) {

@@ -23,7 +23,7 @@ import (
 // Metrics panics, the first panic is logged, and the Entry's Metrics returns nil.
 type Entry struct {
 	policy.Description
-	Policy policy.Describer // the policy itself, as it was added
+	Policy policy.Describer // the policy itself, as passed to Add
 
 	canUpdate bool // whether the policy has an Update
 }

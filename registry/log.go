@@ -96,7 +96,7 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 		}
 	}
 	if e.What == "outage_began" || e.What == "outage_ended" {
-		// The start and the end share a logKey, so that each change from one to the other is logged.
+		// The start and the end share a logKey. Therefore each change from one to the other is logged.
 		key.what, key.node = "outage", e.Key
 	}
 	l.mu.Lock()

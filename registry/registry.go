@@ -161,7 +161,7 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] 
 		all := slices.Collect(r.All())
 		healths := make([]policy.Health, len(all))
 		var queries sync.WaitGroup
-		for i, e := range all { // concurrently, so that a store that hangs does not delay the other policies
+		for i, e := range all { // concurrently, because a store that hangs must not delay the other policies
 			queries.Go(func() { healths[i] = e.Health(ctx) })
 		}
 		queries.Wait()

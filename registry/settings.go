@@ -57,8 +57,8 @@ func (r *Registry) Reload(path string) (Report, error) {
 // If all members of a group already have the settings, the group is not updated.
 //
 // Apply first tries the update of every policy in a dry run. If the dry run finds problems, Apply changes nothing, and
-// the error lists all problems. A policy may still reject an update that has passed the dry run. A policy that rejects
-// its update keeps its settings, and the error names the policy, but the other policies change.
+// the error lists all problems. A policy may still reject an update that succeeded in the dry run. A policy that
+// rejects its update keeps its settings, and the error names the policy, but the other policies change.
 //
 // The report lists the fields in data that have changed. If a change also changes the default of another field, the
 // report does not list that other field.
@@ -95,7 +95,7 @@ func (r *Registry) apply(data []byte, dryRun bool) (Report, error) {
 	return report, errors.Join(errs...)
 }
 
-// updates returns the updates in data that change something. Each returned update has passed a dry run.
+// updates returns the updates in data that change something. Each returned update has succeeded in a dry run.
 func (r *Registry) updates(data []byte) ([]*update, error) {
 	var policies map[string]json.RawMessage
 	err := json.Unmarshal(data, &policies)
