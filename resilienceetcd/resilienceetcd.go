@@ -38,7 +38,7 @@
 // # Failures
 //
 // If a member of the etcd cluster is killed, no term ends. If you restore a cluster from a snapshot, increase its
-// revision (etcdutl snapshot restore --bump-revision), so that epochs are not repeated.
+// revision (etcdutl snapshot restore --bump-revision). Otherwise epochs may be repeated.
 package resilienceetcd
 
 import (
@@ -119,7 +119,7 @@ type snapshot struct {
 
 // call calls f, and repeats it up to twice if it times out. Each call gets a part of the time until ctx's deadline. The
 // client sends each request to the next member of the cluster. Without a repetition, a member that hangs could get the
-// same one of the requests of each renewal, so that every renewal would fail.
+// same one of the requests of each renewal. Every renewal would then fail.
 func call[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	for left := 3; left > 1; left-- {
 		try, cancel := ctx, func() {}
