@@ -69,8 +69,8 @@ import (
 // Each call needs an HTTP/2 stream. If a connection already has as many streams as the server allows
 // (MaxConcurrentStreams), the call waits. If the call ends while it waits for a stream, the policies ignore
 // the call's result. A timeout of the Middleware includes the wait for a stream, because gRPC does not report
-// how long the wait took. If the timeout expires after the wait, it may therefore count as a failure of the
-// server.
+// the duration of the wait. If the timeout expires after the wait, the timeout may therefore count as a
+// failure of the server.
 //
 // The policies also ignore the result of a call that cannot be sent because this process has no file
 // descriptor or local port left. gRPC reports the lack of a descriptor or port only in the text of an error.
@@ -82,17 +82,18 @@ import (
 type Client struct {
 	// Middleware holds the policies, usually a [resilience.Chain]. DialOptions applies it once, to a function
 	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
-	// after Middleware itself has returned. Interceptors after those of the Client must not call their invoker
-	// or streamer concurrently, either. To hedge calls, use an interceptor before them. Nil means no policies.
+	// after Middleware itself has returned. Interceptors after the Client's interceptors must not call their
+	// invoker or streamer concurrently, either. To hedge calls, use an interceptor before them. Nil means no
+	// policies.
 	//
-	// Middleware may itself make a call before a stream is opened, to get a token for example. For a call of its
-	// own, Middleware must use a different ctx. With the stream's ctx, the policies of Middleware's own call
-	// would treat the stream's end as the end of the call.
+	// Middleware may itself call a server before a stream is opened, for example to get a token. For such a call,
+	// Middleware must use a different ctx. With the stream's ctx, the policies of the call would treat the
+	// stream's end as the call's end.
 	Middleware resilience.Middleware
 
-	// Replayable reports whether the calls of a method may be sent more than once, because repeating a call
-	// has no further effect. method is the full name, such as "/users.v1.Users/Get". Nil means [Idempotent],
-	// which your own function may also call.
+	// Replayable reports whether calls to a method may be sent more than once, because repeating a call has no
+	// further effect. method is the full name, such as "/users.v1.Users/Get". Nil means [Idempotent], which
+	// your own function may also call.
 	Replayable func(ctx context.Context, method string) bool
 
 	// StreamSlots limits how many streams are open at the same time. A stream takes a slot before the
@@ -107,10 +108,10 @@ type Client struct {
 	// send. Zero or less means no limit.
 	Idle time.Duration
 
-	// Exempt reports whether the calls of a method bypass Middleware, StreamSlots and Idle. method is the
-	// full name, such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health
-	// and grpc.reflection.*.ServerReflection, because a health check must reach the server even if a breaker
-	// is open.
+	// Exempt reports whether calls to a method bypass Middleware, StreamSlots and Idle. method is the full
+	// name, such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
+	// grpc.reflection.*.ServerReflection, because a health check must reach the server even if a breaker is
+	// open.
 	Exempt func(method string) bool
 }
 
@@ -225,7 +226,7 @@ func attempt(ctx context.Context) error {
 	case !ok:
 		return errNoCall
 	case c.succeeded:
-		return nil // an error would make a policy that retries every error send the call again
+		return nil // after an error, a policy that retries every error would resend the call
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -245,12 +246,12 @@ func attempt(ctx context.Context) error {
 		c.succeeded = true
 		return nil
 	case resilience.Refused(err):
-		return err // a policy in an inner interceptor did not make the call
+		return err // a policy in an inner interceptor did not start the call
 	}
 	e := newStatusError(ctx, c.method, err, &sent)
 	c.last = e
 	if e.Code == codes.DeadlineExceeded && isDone(ctx) && !isDone(c.ctx) {
-		e.worth = yes // only the attempt's own timeout has passed
+		e.worth = yes // only the attempt's own timeout has expired
 	}
 	neverSent := sent.neverSent()
 	e.may = neverSent || c.client.Replayable(c.ctx, c.method)
@@ -268,7 +269,7 @@ func attempt(ctx context.Context) error {
 	return err
 }
 
-// isDone reports whether ctx is done. A ctx whose deadline has passed counts as done even if it is not
+// isDone reports whether ctx is done. A ctx whose deadline has expired counts as done even if it is not
 // canceled yet, because gRPC often returns before ctx is canceled.
 func isDone(ctx context.Context) bool {
 	if ctx.Err() != nil {

@@ -1,4 +1,4 @@
-// Package resiliencegrpc provides interceptors that run the calls of a gRPC client and of a gRPC server under the
+// Package resiliencegrpc provides interceptors for gRPC clients and servers. The interceptors run calls under the
 // policies of this module.
 //
 // # Clients

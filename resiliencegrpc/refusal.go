@@ -115,6 +115,6 @@ func (e *policyError) pushback() metadata.MD {
 	return metadata.Pairs(pushbackKey, ms)
 }
 
-// longest is the longest delay that grpc-retry-pushback-ms can express. A longer delay, such as that of a
-// call that needs more tokens than a limiter can ever have, means that the client must not retry.
+// longest is the longest delay that grpc-retry-pushback-ms can express. A longer delay means that the client
+// must not retry. For example, the delay is longer if a call needs more tokens than a limiter can ever have.
 const longest = math.MaxInt32 * time.Millisecond

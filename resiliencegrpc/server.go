@@ -72,8 +72,8 @@ type Server struct {
 	// further policies.
 	Middleware resilience.Middleware
 
-	// Exempt reports whether the calls of a method bypass all policies of the Server. method is the full
-	// name, such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
+	// Exempt reports whether calls to a method bypass all policies of the Server. method is the full name,
+	// such as "/users.v1.Users/Get". Nil exempts the methods of the services grpc.health.v1.Health and
 	// grpc.reflection.*.ServerReflection. If a server without free capacity refused health checks, its load
 	// balancer would consider it down.
 	Exempt func(method string) bool

@@ -40,7 +40,7 @@ type StatusError struct {
 	Code   codes.Code // the code of the status
 	Err    error      // the error that gRPC or the handler returned
 
-	may      bool          // whether the call may be sent again
+	may      bool          // whether the call may be repeated
 	worth    hint          // whether another attempt is worthwhile
 	after    time.Duration // the time that the server specified for a retry; 0 if none
 	local    bool          // the client program caused the error
@@ -59,8 +59,8 @@ const (
 // pushbackKey is the trailer in which a server specifies when the call may be retried (gRFC A6).
 const pushbackKey = "grpc-retry-pushback-ms"
 
-// newStatusError returns the error that policies see if a call under ctx ended with err. sent is nil on the
-// server.
+// newStatusError returns the error that policies see if err is the result of a call under ctx. sent is nil on
+// the server.
 func newStatusError(ctx context.Context, method string, err error, sent *evidence) *StatusError {
 	st := statusOf(err)
 	e := &StatusError{Method: method, Code: st.Code(), Err: err}
@@ -126,10 +126,10 @@ func statusOf(err error) *status.Status {
 	return st
 }
 
-// RetryAfter returns the time that the server asked clients to wait before another attempt, or 0.
+// RetryAfter returns the time to wait before another attempt, as the server specified it, or 0.
 func (e *StatusError) RetryAfter() time.Duration { return e.after }
 
-// Retryable reports whether the call may be sent again and another attempt is worthwhile.
+// Retryable reports whether the call may be repeated and another attempt is worthwhile.
 func (e *StatusError) Retryable() bool { return e.may && e.worth == yes }
 
 // Answered reports whether the status shows that the server works.

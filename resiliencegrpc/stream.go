@@ -238,7 +238,7 @@ func (s *stream) await() (timer *time.Timer) {
 	return timer
 }
 
-// waited ends the wait that await began, unless the stream has ended.
+// waited ends the wait that await started, unless the stream has ended.
 func (s *stream) waited(timer *time.Timer, open bool) {
 	if timer != nil {
 		timer.Stop()
@@ -353,7 +353,7 @@ func (s *stream) policiesReturned() {
 // ReportFailure reports to the policies that a stream of a [Client] failed although its status does not show it. For
 // example, the stream's messages may show that the server no longer updates its data. A breaker counts err as a
 // failure, unless err is an answer ([resilience.Answered]). ReportFailure does not end the stream, so cancel the
-// stream's ctx after the call of ReportFailure.
+// stream's ctx after the call to ReportFailure.
 //
 // ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the stream
 // has ended, if the stream belongs to no Client, or if the stream's method is exempt. Interceptors may wrap
