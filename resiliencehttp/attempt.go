@@ -38,7 +38,7 @@ type call struct {
 	silent     bool          // whether an attempt's connection was abandoned after a timeout
 	last       *attempt      // the latest attempt with a response
 	chosen     bool          // whether last is the final result, which no other attempt may replace
-	inner      *call         // the call of a Transport inside Base whose policies hold resources; usually nil
+	inner      *call         // a call by a Transport inside Base, whose policies hold resources; usually nil
 	first      attempt       // the first attempt; a field saves an allocation
 	delivered  deliveredCtx  // the ctx of the response's Request; a field saves an allocation
 }
@@ -135,7 +135,7 @@ type attempt struct {
 
 // A limit is a time limit. If it expires, it cancels the attempt with its cause.
 type limit struct {
-	at    time.Time // when the limit expires; zero if it does not apply
+	at    time.Time // the time at which the limit expires; zero if it does not apply
 	cause error
 }
 
@@ -375,7 +375,7 @@ func (a *attempt) Value(key any) any {
 	}
 	if a.own != nil && a.own.Err() != nil {
 		if v := a.own.Value(key); v == any(a.own) {
-			return v // so that context.Cause returns the cause of own, and not of the policies' ctx
+			return v // context.Cause must return the cause of own, and not of the policies' ctx
 		}
 	}
 	return a.Context.Value(key)
@@ -460,7 +460,7 @@ func (a *attempt) request() *http.Request {
 	// first, Base's error would look like a failure of the server.
 	req.Cancel = nil //lint:ignore SA1019 it is deprecated
 	if _, std := c.t.base().(*http.Transport); !std && c.silent {
-		req.Close = true // the next attempt must not reuse a silent connection; see Transport.Base
+		req.Close = true // the next attempt must not reuse an abandoned connection; see Transport.Base
 	}
 	return req
 }
@@ -541,10 +541,10 @@ func (a *attempt) awaitEnd() {
 	}
 }
 
-// mayRepeat reports whether a request that has been sent may be sent again.
+// mayRepeat reports whether a request that has been sent may be repeated.
 func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
-// mayRepeatAfter reports whether the request may be sent again after resp, for which Judge returned failure.
+// mayRepeatAfter reports whether the request may be repeated after resp, for which Judge returned failure.
 func (c *call) mayRepeatAfter(failure error, resp *http.Response) bool {
 	return c.mayRepeat() || c.body.rewinds() && resends(failure) && !fromGateway(resp.StatusCode)
 }
@@ -615,7 +615,7 @@ func (a *attempt) deliver() *http.Response {
 	}
 	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
 		a.resp.Body = a.body.open()
-		if held { // so that ReportFailure finds the call
+		if held { // ReportFailure must find the call
 			ctx := a.resp.Request.Context()
 			if inner := callOf(ctx); inner != callOf(c.caller) {
 				c.inner = inner

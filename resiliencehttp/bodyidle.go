@@ -79,7 +79,7 @@ func (b *idleBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the body. Over HTTP/1, net/http's Close reads the rest of the body.
+// Close closes the body. Over HTTP/1, net/http's Close reads the unread part of the body.
 func (b *idleBody) Close() error {
 	if b.over.Swap(true) || b.perStream {
 		return b.ReadCloser.Close()

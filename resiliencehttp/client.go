@@ -60,8 +60,9 @@ type ClientConfig struct {
 	// for each host limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open,
 	// the retrier stops instead of waiting.
 	//
-	// The defaults outlast a restart of 200ms. More attempts alone do not outlast a longer restart, because the
-	// failures of several callers open the breaker, which ends the retries. For that, set Breaker, too.
+	// The defaults outlast a restart of 200ms. More attempts by themselves do not outlast a longer restart, because
+	// the failures of several callers open the breaker, which ends the retries. To outlast a longer restart, also
+	// set Breaker.
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. The default
@@ -71,9 +72,9 @@ type ClientConfig struct {
 	// request per second to a host that is down. The breaker's ProbeTimeout is ResponseHeaderTimeout,
 	// AttemptTimeout or 30 seconds, whichever is shortest.
 	//
-	// If a request fails because the caller's deadline has passed, the default breaker counts a failure only
-	// if the caller had left the host enough time. Enough time is 0.9 seconds, or 90% of ResponseHeaderTimeout
-	// or AttemptTimeout if that is shorter. If your callers' deadlines leave a host less than 0.9 seconds, set
+	// If a request fails because the caller's deadline has expired, the default breaker counts a failure only if
+	// the caller had given the host enough time. Enough time is 0.9 seconds, or 90% of ResponseHeaderTimeout or
+	// AttemptTimeout if that is shorter. If your callers' deadlines give a host less than 0.9 seconds, set
 	// ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines, because otherwise a host that
 	// hangs does not open the breaker.
 	//
@@ -122,13 +123,13 @@ func (c ClientConfig) Validate() error {
 const (
 	defaultTimeout  = 30 * time.Second
 	defaultReading  = 10 * time.Minute
-	defaultSilence  = 10 * time.Second       // for ResponseHeaderTimeout and Idle
+	defaultSilence  = 10 * time.Second       // the default of ResponseHeaderTimeout and Idle
 	defaultPatience = 900 * time.Millisecond // same as the default of package breaker
 	defaultFailures = 25                     // a restart of 200ms causes about 20 failures at 50 requests per second
 	defaultWindow   = 7 * time.Second        // see docs/decisions/http-client.md
 	defaultLimit    = 100
 	defaultMaxWait  = 3 * time.Second // patient callers outlast most of a 10s period in which a server is slow
-	defaultAttempts = 4               // with their delays, 4 attempts outlast a server's restart of 200ms
+	defaultAttempts = 4               // 4 attempts with their delays outlast a server's restart of 200ms
 
 	defaultOpenFor    = 900 * time.Millisecond // the breaker adds a random time of up to 10%
 	defaultRetryAfter = 30 * time.Second
@@ -224,7 +225,7 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 }
 
 const (
-	pingAfter   = 15 * time.Second // since an HTTP/2 connection last received a frame
+	pingAfter   = 15 * time.Second // time since an HTTP/2 connection last received a frame
 	pingTimeout = 5 * time.Second
 )
 

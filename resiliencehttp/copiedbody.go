@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// A copiedBody copies a request's body while the body is sent, so that a later attempt can send it again. It
-// never reads ahead of the sender, because a pipe, or a body that depends on the response, would then
-// deadlock. Several attempts may read it concurrently, each from its first byte.
+// A copiedBody copies a request's body while the body is sent. A later attempt can then send the copy. A
+// copiedBody never reads ahead of the sender, because a pipe, or a body that depends on the response, would
+// then deadlock. Several attempts may read it concurrently, each from its first byte.
 type copiedBody struct {
 	source io.ReadCloser
 	limit  int64
 
-	reading chan struct{} // holds a value while a reader reads the source, to keep the bytes in order
+	reading chan struct{} // holds a value while a reader reads the source; preserves the order of the bytes
 	mu      sync.Mutex
 	kept    []byte // the bytes that were read from the source; nil if long or closed
 	length  int64  // the number of bytes that were read from the source

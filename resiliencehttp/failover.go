@@ -177,9 +177,9 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 // same results as send.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
-	defer func() { h.closeExcept(resp) }() // also if user code panics
+	defer func() { h.closeExcept(resp) }() // deferred because user code may panic
 
-	info := &call{Context: req.Context(), req: req, host: hostOf(req)} // so that HostOf works in the Hedger's observers
+	info := &call{Context: req.Context(), req: req, host: hostOf(req)} // HostOf needs info in the Hedger's observers
 	resp, err = t.Hedge.Do(info, h.send)
 	switch {
 	case err == nil:

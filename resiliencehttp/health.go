@@ -17,7 +17,8 @@ import (
 // a server.
 const healthTimeout = time.Second
 
-// Health returns a handler that reports the health of policies, such as those of a *registry.Registry:
+// Health returns a handler that reports the health of policies, such as the policies of a
+// *registry.Registry:
 //
 //	mux.Handle("GET /health", resiliencehttp.Health(reg))
 //

@@ -17,12 +17,12 @@ import (
 
 // A StatusError is the error that policies see instead of a failed response; see [DefaultJudge].
 type StatusError struct {
-	StatusCode int         // for example 503
+	StatusCode int         // the response's status code, such as 503
 	Header     http.Header // a copy of the response's header
 	Method     string      // the request's method; "" if the response has no Request
 	Host       string      // the host of the request's URL; "" if the response has no Request
 
-	final bool          // the request must not be sent again
+	final bool          // the request must not be repeated
 	after time.Duration // the result of Transport.RetryAfter; 0 if there is none
 }
 
@@ -39,7 +39,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// RetryAfter returns the time that the server asks clients to wait before another request. If the function
+// RetryAfter returns the time to wait before another request, as the server specified it. If the function
 // RetryAfter of the [Transport] returned a positive time, that time is the result. Otherwise the result is
 // the value of the header field Retry-After, or 0 if the field is missing or invalid. If the field is a date,
 // the time is measured from the response's Date, or from now if the response has no Date.
@@ -55,7 +55,7 @@ func (e *StatusError) RetryAfter() time.Duration {
 	return retryAfter(value, now)
 }
 
-// Retryable reports whether the request may be sent again.
+// Retryable reports whether the request may be repeated.
 func (e *StatusError) Retryable() bool { return !e.final }
 
 // Answered reports whether the status shows that the server works, as each status below 500 does.
@@ -82,8 +82,8 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 //   - For 429, DefaultJudge returns a *StatusError that is [resilience.Answered]: the server works, and the client
 //     sends too many requests.
 //   - For 408 and 425, DefaultJudge also returns a *StatusError that is Answered, but only if the request may
-//     be sent again. 408 means that the server did not receive the request in time. 425 means that the server
-//     did not process the request because it could be a replay.
+//     be repeated. 408 means that the server did not receive the request in time. 425 means that the server did
+//     not process the request because it could be a replay.
 //   - For any other status, DefaultJudge returns nil. Only the caller knows whether 404 or 409 is a failure,
 //     and a retry does not help against 501.
 //
@@ -143,10 +143,10 @@ func fromGateway(code int) bool {
 }
 
 // Resend marks an error that a Judge returns. The mark means that the request had no effect, so the request
-// may be sent again even if its method is not safe to repeat. For example, a Judge can mark the error of a
-// POST that the server rejected with 429. The request is sent again only if its body is rewindable; see
-// [Transport]. Resend has no effect on a response with status 502 or 504, because a gateway does not know
-// whether the server behind it has processed the request. Resend(nil) is nil.
+// may be repeated even if its method is not safe to repeat. For example, a Judge can mark the error of a POST
+// that the server rejected with 429. The request is repeated only if its body is rewindable; see [Transport].
+// Resend has no effect on a response with status 502 or 504, because a gateway does not know whether the
+// server behind it has processed the request. Resend(nil) is nil.
 func Resend(err error) error {
 	if err == nil {
 		return nil
@@ -204,8 +204,8 @@ func (e *waitError) Refused() bool   { return true }
 func (e *waitError) Retryable() bool { return true }
 
 // A timeoutError wraps an error, such as a retrier's, that wraps a timeout at any depth. It has its own
-// method Timeout, because the Timeout method of [net/url.Error] only calls that of the error that it wraps
-// directly.
+// method Timeout, because the Timeout method of [net/url.Error] only calls the Timeout method of the error
+// that it wraps directly.
 type timeoutError struct{ err error }
 
 func (e *timeoutError) Error() string { return e.err.Error() }

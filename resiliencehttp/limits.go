@@ -76,7 +76,7 @@ func (s Server) throttle(
 ) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			admission, ctx := refund.Start(r.Context()) // if inner middleware refuses the request, the tokens are refunded
+			admission, ctx := refund.Start(r.Context()) // the tokens are refunded if inner middleware refuses the request
 			d, err := admit(admission, r)
 			s.setFields(w.Header(), d)
 			if err != nil {
@@ -110,7 +110,7 @@ func shortKey(key string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
-// quotaName returns the name of q for clients. The zero Quota stands for the limit's rate, whose name has no
+// quotaName returns the name of q for clients. The zero Quota represents the limit's rate, whose name has no
 // window.
 func (s Server) quotaName(q throttle.Quota) string {
 	name := cmp.Or(s.LimitName, "default")
@@ -192,7 +192,7 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 //
 // The response does not contain the text of err. If none of the statuses applies to err, Refuse writes
 // nothing and returns false. For example, Refuse returns false for the error of a retrier whose second
-// attempt was refused by an open breaker, because the first attempt was made and failed.
+// attempt was refused by an open breaker, because the first attempt was admitted and failed.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	// After a deadline, r's ctx is also done, but the client still waits for a response.
 	disconnected := errors.Is(r.Context().Err(), context.Canceled)

@@ -83,7 +83,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 			defer r.mu.Unlock()
 			r.got, r.has, r.conn, r.since, r.write = true, true, info, time.Now(), nil
 			if r.pooled {
-				r.move(waiting) // until the header is written, the request may wait for an HTTP/2 stream
+				r.move(waiting) // the request may wait for an HTTP/2 stream until the header is written
 			} else {
 				r.move(connected)
 			}
@@ -255,7 +255,7 @@ func ownFault(err error) bool {
 // An inMemory is a reader in memory. Len returns the number of bytes that have not been read.
 type inMemory interface{ Len() int }
 
-// memoryOf returns the in-memory reader that body wraps with io.NopCloser, or nil if body is anything else.
+// memoryOf returns the in-memory reader that body wraps with io.NopCloser, or nil for any other body.
 // net/http recognizes the same types.
 func memoryOf(body io.ReadCloser) inMemory {
 	switch reflect.TypeOf(body) {
@@ -323,7 +323,7 @@ func readsWhileWritten(r *http.Request) bool { return r.ProtoMajor == 1 }
 // ownBody reports whether body is a body of net/http's HTTP/1 server that no middleware has replaced or
 // wrapped, and whether it has been read to its end.
 func ownBody(body io.ReadCloser) (own, atEnd bool) {
-	for idle, ok := body.(*idleBody); ok; idle, ok = body.(*idleBody) { // of an outer Bulkhead
+	for idle, ok := body.(*idleBody); ok; idle, ok = body.(*idleBody) { // added by an outer Bulkhead
 		body = idle.ReadCloser
 	}
 	v := reflect.ValueOf(body)

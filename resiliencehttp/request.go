@@ -104,7 +104,7 @@ func newRequestBody(req *http.Request, limit int64, std bool) *requestBody {
 	return b
 }
 
-// rewinds reports whether the body can be sent again after an attempt has used it.
+// rewinds reports whether the body can be resent after an attempt has used it.
 func (b *requestBody) rewinds() bool {
 	return b == nil || b.req.GetBody != nil || b.copied != nil && b.copied.whole()
 }

@@ -242,7 +242,7 @@ func (b *body) result(err error, waiting bool) error {
 
 // ReportFailure reports to the policies that a response failed with err, although its status is a success.
 // For example, the caller has read an event from the body that describes an error. Close the body after the
-// call of ReportFailure.
+// call to ReportFailure.
 //
 // ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the body has
 // been read to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure
@@ -265,8 +265,8 @@ func ReportFailure(resp *http.Response, err error) bool {
 
 // mayHaveBody reports whether a response to req may have a body (RFC 9110, section 6.4.1), or may turn into a
 // connection. If not, the work does not wait for the end of the body, because callers need not close it. Even
-// a response with a ContentLength of 0 may have a body: a RoundTripper that does not know the length may
-// leave ContentLength at 0, and trailers may follow.
+// a response with a ContentLength of 0 may have a body: a RoundTripper that does not know the length may set
+// ContentLength to 0, and trailers may follow.
 func mayHaveBody(req *http.Request, resp *http.Response) bool {
 	return req.Method != http.MethodHead &&
 		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified

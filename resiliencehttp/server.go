@@ -49,9 +49,9 @@ type Server struct {
 	// bytes at a time is limited only by the ReadTimeout of the [http.Server]. A client that does not read its
 	// response also holds its slot, and is limited only by the server's WriteTimeout.
 	//
-	// Over HTTP/1.1, net/http reads the rest of a body when the handler writes. BodyIdle also limits these
-	// reads, unless outer middleware has wrapped or replaced the body, as [http.MaxBytesHandler] does. Use
-	// such middleware inside Bulkhead.
+	// Over HTTP/1.1, net/http reads the unread part of a body when the handler writes. BodyIdle also limits
+	// these reads, unless outer middleware has wrapped or replaced the body, as [http.MaxBytesHandler] does.
+	// Use such middleware inside Bulkhead.
 	//
 	// Zero means 30 seconds. [resilience.Unlimited] means no limit; use it for request streams whose sender
 	// may pause. Bulkhead panics if BodyIdle has any other negative value. If the ResponseWriter does not

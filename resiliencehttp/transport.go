@@ -111,7 +111,7 @@ type Transport struct {
 	// Judge decides whether an attempt that received a response has failed. Judge returns nil for a success, or
 	// the error that the policies see instead of the response. The policies classify Judge's error by its
 	// optional methods; see package [resilience]. If Judge's error is not [resilience.Retryable], no other
-	// attempt follows. If Judge marks the error with [Resend], the request may be sent again even if its method
+	// attempt follows. If Judge marks the error with [Resend], the request may be repeated even if its method
 	// forbids that.
 	//
 	// If Judge needs the body, it must read from the Ahead, not from the response's Body. If Judge rejects a
@@ -171,8 +171,8 @@ type Transport struct {
 
 	// MaxBuffer is the maximum size, in bytes, of a request body that the Transport copies while the body is
 	// sent. The Transport copies a body only if the request has no GetBody, and sends the copy in the next
-	// attempt. The Transport copies only what it sends: to read ahead would deadlock for a pipe, or for a body
-	// that depends on the response. Zero or less means that no body is copied.
+	// attempt. The Transport copies only the bytes that it sends: to read ahead would deadlock for a pipe, or for
+	// a body that depends on the response. Zero or less means that no body is copied.
 	MaxBuffer int64
 
 	once        sync.Once
@@ -241,7 +241,7 @@ func (t *Transport) build() {
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
 
-// timeout returns the cause of a time limit of d, or nil if d is zero or less.
+// timeout returns the cause for a time limit of d, or nil if d is zero or less.
 func (t *Transport) timeout(d time.Duration) *resilience.TimeoutError {
 	if d <= 0 {
 		return nil
