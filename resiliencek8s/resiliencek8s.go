@@ -132,7 +132,7 @@ type version struct {
 	lease.Record
 	object *coordination.Lease // the object from the API server, which must not be changed; nil if there is none
 	runID  string              // identifies the call that recorded LastRun
-	seen   time.Time           // when this process first saw the version
+	seen   time.Time           // the time at which this process first saw the version
 }
 
 // The keys of the annotations of a Lease object.
@@ -295,7 +295,7 @@ func (s *Store) change(
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	return s.change(ctx, "acquire", req.Name, req.TTL, func(v *version) (bool, error) {
 		if !v.Held() {
-			// The epoch is based on the time, so that it grows even if the object was deleted.
+			// The epoch is based on the time, because the epoch must grow even if the object was deleted.
 			v.Token, v.Holder, v.Epoch = req.Token, req.Holder, max(v.Epoch+1, time.Now().UnixMicro())
 		}
 		return v.Token == req.Token, nil
