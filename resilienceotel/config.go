@@ -40,8 +40,8 @@ func (c Config) tracer() trace.Tracer {
 	return p.Tracer(scope)
 }
 
-// Boundaries of the histograms: in seconds, except for attemptBuckets, which are numbers of attempts. The boundaries
-// for calls are those that the semantic conventions for HTTP recommend.
+// Boundaries of the histograms: in seconds, except for attemptBuckets, which are numbers of attempts. The semantic
+// conventions for HTTP recommend the boundaries for calls.
 var (
 	callBuckets    = []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
 	waitBuckets    = []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5}

@@ -29,10 +29,10 @@ import (
 // are exported that already have an instrument. A metric without an instrument is reported once to otel's error
 // handler. Observe returns an error if the policies have no metrics.
 //
-// A counter is exported even while it is zero, so that a rate in Prometheus includes its first increase. But a counter
-// of a Group's member is exported only when it is no longer zero. If a policy is replaced by another policy with the
-// same name, its counters start at zero again. Call Observe only once for each registry and
-// MeterProvider: a second Observe would double the values.
+// A counter is exported even while it is zero, because otherwise a rate in Prometheus would not include the counter's
+// first increase. But a counter of a Group's member is exported only when it is no longer zero. If a policy is
+// replaced by another policy with the same name, its counters start at zero again. Call Observe only once for each
+// registry and MeterProvider: a second Observe would double the values.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	m := cfg.meter()
 	o := &observation{reg: reg, keys: cfg.Keys, instruments: map[string]metric.Float64Observable{}}
@@ -63,7 +63,7 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	}), nil
 }
 
-// Prefixes of the names of instruments. The rest of an instrument's name is the name of the metric.
+// Prefixes of the names of instruments. After the prefix, an instrument's name contains the name of the metric.
 const (
 	policyPrefix = namespace
 	memberPrefix = namespace + "member."
@@ -73,10 +73,10 @@ const (
 type observation struct {
 	reg         *registry.Registry
 	keys        func(kind, name, key string) bool
-	instruments map[string]metric.Float64Observable // by name; nil for a metric that was not there in Observe
+	instruments map[string]metric.Float64Observable // instruments by name; nil for a metric that did not exist in Observe
 
 	collecting sync.Mutex
-	sources    map[source]map[string]exported // by name of the metric; caches the attributes of each metric
+	sources    map[source]map[string]exported // caches the attributes of each metric by its name
 }
 
 // A source is a policy or a member of a group.
@@ -169,7 +169,7 @@ func (o *observation) export(s source, m policy.Metric) exported {
 	for _, a := range attrs {
 		kv = append(kv, attribute.String(namespace+a.Key, a.Value))
 	}
-	kv = append(kv, nameKey.String(s.name)) // last, because NewSet keeps the last value of a key
+	kv = append(kv, nameKey.String(s.name)) // last, because NewSet uses the last value of a key
 	if s.key != "" {
 		kv = append(kv, keyKey.String(s.key))
 	}

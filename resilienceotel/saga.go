@@ -11,8 +11,8 @@ import (
 )
 
 // Inject returns the W3C traceparent of the span in ctx, or "" if ctx has no span. Use Inject as
-// saga.RunnerConfig.Inject. The Runner stores the traceparent with each saga that it starts, so that the spans of the
-// saga's steps can have a link to the span in ctx. A child of a saga (see saga.ChildOf) has the traceparent of its
+// saga.RunnerConfig.Inject. The Runner stores the traceparent with each saga that it starts. The spans of the saga's
+// steps can then have a link to the span in ctx. A child of a saga (see saga.ChildOf) has the traceparent of its
 // parent. If a step that [Steps] traces starts another saga, that saga has the traceparent of the step's span.
 func (t *Telemetry) Inject(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(trace.SpanContext); ok && !trace.SpanContextFromContext(ctx).IsValid() {
@@ -23,7 +23,7 @@ func (t *Telemetry) Inject(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// Extract returns a ctx that has the span that started a saga, so that the spans of [Steps] have a link to that span.
+// Extract returns a ctx that has the span that started a saga. The spans of [Steps] then have a link to that span.
 // carried is the result of [Telemetry.Inject]. Use Extract as saga.RunnerConfig.Extract. The span does not become the
 // current span of ctx.
 func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context {
@@ -38,7 +38,7 @@ func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context
 // originKey is the key of a ctx's value that is the trace.SpanContext of the span that started a saga.
 type originKey struct{}
 
-// Steps returns a copy of steps in which each call of Do, Undo, DoTx and UndoTx has a span. The name of the span is the
+// Steps returns a copy of steps in which each call to Do, Undo, DoTx and UndoTx has a span. The name of the span is the
 // name of the step, followed by "do" or "undo":
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{Inject: t.Inject, Extract: t.Extract})

@@ -62,7 +62,7 @@ func (t *Telemetry) middleware(p *probe) resilience.Middleware {
 	}
 }
 
-// A probe traces and measures the calls of one Call or Attempt.
+// A probe traces and measures the calls that pass through the middleware of one Call or Attempt.
 type probe struct {
 	tracer   trace.Tracer
 	duration metric.Float64Histogram
