@@ -122,7 +122,7 @@ func primary(ctx context.Context, pool *pgxpool.Pool, probe string) (*pgxpool.Co
 // code returns the SQLSTATE of an error of pgx that itself has none.
 func code(err error) string {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
-		return "25P02" // in failed transaction
+		return "25P02" // SQLSTATE in_failed_sql_transaction
 	}
 	return ""
 }
@@ -171,7 +171,7 @@ const silence = 10 * time.Second
 // is lost.
 //
 // When the connection is lost, the function returns an error. The saga.Runner that uses the store then calls the
-// function again. Each call of the function first calls notify once, because notifications may have been missed.
+// function again. Each call to the function first calls notify once, because notifications may have been missed.
 //
 // The function takes a connection out of pool and uses it exclusively, so the connection does not count toward the
 // pool's limit. If no notification arrives for 10 seconds, the function pings the server. If the server does not answer
