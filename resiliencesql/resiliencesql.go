@@ -1,6 +1,6 @@
-// Package resiliencesql classifies the errors of a database, so that every policy handles them correctly, and runs
-// transactions that can be retried. The package supports PostgreSQL, MySQL, MariaDB and SQLite through database/sql.
-// It imports no driver.
+// Package resiliencesql classifies the errors of a database and runs transactions that can be retried. Every policy
+// handles the classified errors correctly. The package supports PostgreSQL, MySQL, MariaDB and SQLite through
+// database/sql. It imports no driver.
 //
 //	guard := resilience.Chain(circuit.Wrap, slots.Wrap)
 //	err := resiliencesql.InTx(ctx, db, resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, guard)},
