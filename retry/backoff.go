@@ -30,9 +30,9 @@ func Exponential(first, longest time.Duration) func() Backoff {
 // also retry at the same moment. [Config.Validate] returns an error if d is negative.
 func Constant(d time.Duration) func() Backoff { return delay.Constant(d) }
 
-// Permanent wraps err so that a Retrier does not retry the call. If another error wraps Permanent's result and has a
-// method Retryable() bool, that method decides instead. If the outermost wrapper of an error comes from Permanent, a
-// Retrier removes this wrapper before it returns the error.
+// Permanent wraps err to prevent a Retrier from retrying the call. If another error wraps Permanent's result and has
+// a method Retryable() bool, that method decides instead. If the outermost wrapper of an error comes from Permanent,
+// a Retrier removes this wrapper before it returns the error.
 //
 // Permanent is the function Permanent of github.com/cenkalti/backoff/v4. A Retrier also supports the function
 // Permanent of backoff v5 and v6. Permanent(nil) is nil.

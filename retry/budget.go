@@ -52,7 +52,7 @@ type Budget struct {
 	users   atomic.Int64 // number of Retriers that have ever used the Budget
 
 	mu                  sync.Mutex
-	held                int64     // number of retries, in billionths of a retry, so that a nanosecond adds a whole number
+	held                int64     // number of retries, in billionths of a retry; a nanosecond adds a whole number
 	at                  time.Time // the time for which held was computed
 	allowed, overBudget int64
 	spent               bool // the last requested retry was not allowed
@@ -131,7 +131,7 @@ func (b *Budget) Stats() (s BudgetStats) {
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
 // Update is like [Retrier.Update]. Ratio and PerSecond may be None, so the function change must test for None before
-// it calculates with Ratio or PerSecond. For the time before the call of Update, the old PerSecond applies.
+// it calculates with Ratio or PerSecond. For the time before the call to Update, the old PerSecond applies.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }

@@ -19,7 +19,7 @@ var ErrExhausted = errors.New("retry: no attempts left")
 // ErrOverBudget is the Cause of an [Error] if the [Budget] did not allow another retry.
 var ErrOverBudget = errors.New("retry: over budget")
 
-// These causes contain no durations, so that the text of an Error is the same each time.
+// These causes contain no durations, because the text of an Error must be the same each time.
 var (
 	errLongRetryAfter = fmt.Errorf("%w: RetryAfter is longer than MaxRetryAfter", ErrExhausted)
 	errNoTimeLeft     = fmt.Errorf("wait would pass the deadline: %w", context.DeadlineExceeded)

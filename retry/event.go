@@ -14,7 +14,7 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
-// An Event reports a retry, or the end of a call that was retried or that returned an [*Error].
+// An Event reports a retry, or the result of a call that was retried or that returned an [*Error].
 type Event struct {
 	Kind        EventKind     // the kind of the event
 	Name        string        // the Retrier's name
@@ -46,7 +46,7 @@ const (
 
 	outcomeFirstTry Outcome = "first_try" // only in metrics
 	outcomeNested   Outcome = "nested"    // only in metrics
-	outcomeLost     Outcome = ""          // the other call of a hedge won; causes no event, not in metrics
+	outcomeLost     Outcome = ""          // the hedge's other call won; causes no event, not in metrics
 )
 
 // contextOutcome returns the outcome of a call whose ctx is done. If package hedge canceled the call because a

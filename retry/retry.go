@@ -61,7 +61,7 @@ func New(cfg Config) *Retrier {
 	return r
 }
 
-// useBudget counts r as a user of a new Budget. The calls of useBudget do not overlap.
+// useBudget counts r as a user of a new Budget. Calls to useBudget do not overlap.
 func (r *Retrier) useBudget(cfg *Config) {
 	if b := cfg.Budget; b != nil && b != r.budget {
 		b.users.Add(1)
@@ -190,7 +190,7 @@ type call struct {
 	cfg      *Config
 	ctx      context.Context
 	n        int       // the number of the current attempt, from 1
-	failedAt time.Time // when the first attempt failed
+	failedAt time.Time // the time at which the first attempt failed
 	delays   Backoff   // the delays before the retries; nil before the first retry
 	charged  bool      // the current attempt has taken a retry out of the Budget
 	retried  bool      // an EventRetried was sent, so an EventEnded must follow
