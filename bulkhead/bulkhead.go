@@ -12,18 +12,18 @@
 //		// The call was not made.
 //	}
 //
-// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier, so
-// that a call holds no slot during the pause before a retry. A call holds its slot until its function returns. Within
-// a resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
+// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier. Then a
+// call holds no slot during the pause before a retry. A call holds its slot until its function returns. Within a
+// resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
 //
 // # Overload
 //
 // The bulkhead does not let a call wait if the call would get its slot too late to finish. If a call has to wait, and
 // its ctx has less time left than a call typically takes, the bulkhead refuses the call with [DeadlineTooClose]. The
-// typical time is the median of the last 31 measurements of how long a call held its slots. The bulkhead measures
-// each call that had to wait, and some of the other calls. The bulkhead does not measure calls that were cut short by
-// their callers. Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to
-// wait is never refused.
+// typical time is the median of the last 31 measurements. Each measurement is the time for which a call held its slots.
+// The bulkhead measures each call that had to wait, and some of the other calls. The bulkhead does not measure calls
+// that were cut short by their callers. Before the 8th measurement, no call is refused with DeadlineTooClose. A call
+// that does not have to wait is never refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
 // served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
@@ -33,7 +33,7 @@
 //   - When a waiting call gets its slots, the count decreases by 1, down to 0.
 //   - When a call starts to wait while no other call waits at its level, the count becomes 0.
 //
-// While the count of a level is 48 or more, the newest waiting call of the level is served first.
+// While the count of a level is 48 or more, the newest waiting call at the level is served first.
 //
 // If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive,
 // which finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency, where the
@@ -61,7 +61,7 @@ const Unlimited = -1
 
 // A Bulkhead limits the number of calls that run at the same time. A Bulkhead is safe for concurrent use.
 type Bulkhead struct {
-	setting   settings.Setting[Config] // if both locks are needed, setting's lock is acquired before mu
+	setting   settings.Setting[Config] // setting's lock is acquired before mu if both locks are needed
 	observers notify.Observers[Event]
 
 	mu      sync.Mutex
@@ -113,9 +113,9 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin acquires the slots for work that is not a single function. When the work ends, call done with the error of
-// the work. The first call of done releases the slots. Further calls of done have no effect. done may be called from
-// any goroutine. If Begin returns an error, done is nil.
+// Begin acquires the slots for work that is not a single function. When the work ends, call done with the error of the
+// work. The first call to done releases the slots. Further calls to done have no effect. done may be called from any
+// goroutine. If Begin returns an error, done is nil.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -133,17 +133,17 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// A slots value describes the slots that a call needs or holds. With more than four fields, the compiler would not
-// keep the value in registers.
+// A slots value describes the slots that a call needs or holds. The compiler holds the value in registers only if the
+// type has at most four fields.
 type slots struct {
 	cost   int
 	share  *share
 	timing *timing // nil if the call is not measured
 }
 
-// A timing exists for a call that is measured: the bulkhead measures how long the call holds its slots.
+// A timing exists for a call that is measured: the bulkhead measures the time for which the call holds its slots.
 type timing struct {
-	start  time.Duration // when the call got its slots
+	start  time.Duration // time at which the call got its slots
 	waited bool          // the call had to wait for its slots
 	level  int           // the call's level, set if waited
 }
@@ -297,8 +297,8 @@ func (b *Bulkhead) end(ctx context.Context, held slots, err error, read func(con
 	}
 }
 
-// release releases the slots of a call. If the call was measured and was not cut short, release records how long the
-// call held the slots. If the call had to wait and its ctx is done, release records the cancellation.
+// release releases the slots of a call. If the call was measured and was not cut short, release records the time for
+// which the call held the slots. If the call had to wait and its ctx is done, release records the cancellation.
 func (b *Bulkhead) release(held slots, e ending) {
 	if held.cost == 0 {
 		return

@@ -25,7 +25,7 @@ type Config struct {
 
 	// Queue is the maximum number of waiting calls. The maximum of Queue is 1<<31 - 1. Zero means 1000. If MaxWait is 0,
 	// no call waits, and Queue must be 0. When the queue is full, a new call may displace a less important call. The
-	// displaced call is the newest call of the least important level.
+	// displaced call is the newest call at the least important level.
 	Queue int
 
 	// Levels is the number of priority levels. The maximum is 1000. Zero means 1. Update cannot change Levels.
@@ -46,8 +46,8 @@ type Config struct {
 	// that hold the same number of slots take turns. If Share is set, MaxWait must not be 0.
 	//
 	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
-	// newest call of the longest line at its level. A new call displaces no call if the new call would make its own
-	// line at least as long as the longest line.
+	// newest call in the longest line at its level. A new call displaces no call if the new call would make its own line
+	// at least as long as the longest line.
 	Share func(context.Context) string
 }
 

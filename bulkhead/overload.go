@@ -49,7 +49,7 @@ func (p pressure) order() order {
 // which means unknown, tooClose returns false.
 func tooClose(left, typical time.Duration) bool { return typical > 0 && left < typical }
 
-// A service estimates how long a call holds its slots. The zero service is ready to use.
+// A service estimates the time for which a call holds its slots. The zero service is ready to use.
 type service struct {
 	recent [31]time.Duration // a ring buffer of the last measured times
 	n      int               // the number of times in recent
@@ -104,7 +104,7 @@ func (s *service) untimed() int {
 // to use the typical time of a slow period, and refuse calls that it could serve.
 func (s *service) renew() { s.timed = 0 }
 
-// An ending is the state of a call's ctx at the end of the call.
+// An ending is the state of a call's ctx when the call ends.
 type ending struct {
 	cut  bool // the call was cut short because its ctx was done
 	gone bool // the ctx of the call is done
@@ -118,9 +118,9 @@ func endingOf(ctx context.Context, err error) ending {
 	return ending{cut: cut, gone: cut || ctx.Err() != nil}
 }
 
-// endingOfWork is like endingOf, but for work that may have continued after the call's function had returned. It does
-// not check whether ctx is done, because outer policies may have canceled ctx when they returned. It checks ctx's
-// deadline and err.
+// endingOfWork returns the ending of work that may have continued after the call's function had returned. Unlike
+// endingOf, it does not check whether ctx is done, because outer policies may have canceled ctx when they returned. It
+// checks ctx's deadline and err.
 func endingOfWork(ctx context.Context, err error) ending {
 	if behavior.Read(err).Kind != behavior.Failed {
 		return ending{}

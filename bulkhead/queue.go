@@ -9,27 +9,27 @@ import (
 // A queue holds the waiting calls. It has a line for each share at each level. The calls in a line are ordered by
 // age. A queue does not read a clock or acquire a lock.
 type queue struct {
-	lines    []*line           // in order of their turns; a line that was served moves to the end
+	lines    []*line           // lines in the order of their turns; a line that was served moves to the end
 	waiting  int               // number of calls in all lines
 	shares   map[string]*share // named shares that hold slots or have waiting calls, by name
 	common   share             // the share of calls without a share name; the share of all calls if Config.Share is nil
 	pressure []pressure        // the pressure of each level
 }
 
-// A share counts the slots and waiting calls of one share name, at all levels.
+// A share counts the slots and waiting calls with one share name, at all levels.
 type share struct {
 	name    string
-	held    int // number of slots that the calls of the share hold
+	held    int // number of slots that the share's calls hold
 	waiting int // number of waiting calls
 }
 
-// A line holds the calls of one share that wait at one level.
+// A line holds one share's waiting calls at one level.
 type line struct {
 	level          int
 	share          *share
 	oldest, newest *waiter
 	waiting        int     // number of calls in the line
-	served         bool    // a call of the line has been served
+	served         bool    // a call in the line has been served
 	reserving      *waiter // the call for which free slots are reserved, or nil
 }
 
@@ -41,7 +41,7 @@ type waiter struct {
 	line         *line           // the line in which the call waits; nil before and after the wait
 	older, newer *waiter         // neighbors in line
 	since        time.Duration   // start of the wait
-	expires      time.Duration   // when the call has waited for MaxWait, or never
+	expires      time.Duration   // time at which the call has waited for MaxWait, or never
 	deadline     time.Duration   // deadline of the call's ctx, or never
 	ended        <-chan struct{} // Done channel of the call's ctx
 	ready        chan struct{}   // closed when the call has its slots or is refused; mu guards the waiter until then
@@ -127,7 +127,7 @@ func (q *queue) lineFor(w *waiter) *line {
 	return q.lines[i]
 }
 
-// add adds a call to the queue, as the newest call of its line.
+// add adds a call to the queue, as the newest call in its line.
 func (q *queue) add(w *waiter) {
 	l := q.lineFor(w)
 	if l == nil {

@@ -31,8 +31,8 @@ type Stats struct {
 // ShareStats are the metrics of one share.
 type ShareStats struct {
 	Share    string // name of the share, at most 100 bytes
-	InFlight int    // number of slots that calls of the share hold
-	Queued   int    // number of waiting calls of the share
+	InFlight int    // number of slots that the share's calls hold
+	Queued   int    // number of the share's waiting calls
 }
 
 // Stats returns the metrics of b.

@@ -33,8 +33,8 @@
 // lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
 //
 //   - While calls use the whole limit, a regular probe starts about every 10s, or about every 100 times the usual
-//     latency if that is longer. Regular probes start when the Unix time is a multiple of 10s, so that all processes
-//     probe at the same time.
+//     latency if that is longer. Regular probes start when the Unix time is a multiple of 10s. So all processes probe
+//     at the same time.
 //   - After a probe has found a change of the idle server's latency, another probe starts at the next full second.
 //   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
@@ -54,9 +54,10 @@
 //   - Ten or more processes call the server, and their clocks differ by seconds.
 //   - Several dozen processes call the server, and share it with clients that have no limit.
 //
-// If a long queue may remain in the server, choose Max so that the server can handle Max calls from each process. If
-// several processes overload a server, the processes with the shortest calls get the fewest slots, and possibly
-// almost no slots. For a server that works on fewer than about ten calls at the same time, use package bulkhead.
+// If a long queue may remain in the server, set Max to at most the number of calls that the server can handle from each
+// process. If several processes overload a server, the processes with the shortest calls get the fewest slots, and
+// possibly almost no slots. For a server that works on fewer than about ten calls at the same time, use package
+// bulkhead.
 //
 // # Stability
 //
@@ -293,8 +294,8 @@ func (b *Bulkhead) release(c admitted, how result, err error) {
 	c.free(err)
 }
 
-// workEnded records the end of a call's work, such as the end of a response body. If the work was cut off because
-// time ran out, workEnded adds a sample.
+// workEnded records the result of a call's work, such as reading a response body. If the work was cut off because time
+// ran out, workEnded adds a sample.
 func (b *Bulkhead) workEnded(err error) {
 	if resultOf(context.Background(), err) != overran {
 		return
@@ -350,8 +351,8 @@ func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is like [bulkhead.Bulkhead.Update]. Update keeps the latency that probes have measured. Update ends a probe
-// that is in progress.
+// Update is like [bulkhead.Bulkhead.Update]. Update does not reset the latency that probes have measured. Update ends a
+// probe that is in progress.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }

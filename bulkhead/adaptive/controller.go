@@ -8,8 +8,8 @@ import (
 // A controller finds a limit by comparing the latency of calls with the latency of an idle server.
 // docs/decisions/adaptive-limit.md gives the reasons for the controller's rules.
 //
-// The controller evaluates cohorts, one after the other. A cohort consists of the calls that start within a period.
-// The controller waits until all calls of a cohort have ended. Otherwise it would see only the short calls, which end
+// The controller evaluates cohorts, one after the other. A cohort consists of the calls that start within a period. The
+// controller waits until all calls in a cohort have ended. Otherwise it would see only the short calls, which end
 // first, and the server would look faster than it is. The controller compares means of the logarithms of latencies.
 // Arithmetic means would be too noisy if one call in a hundred is long.
 //
@@ -29,13 +29,13 @@ type controller struct {
 	reached bool                             // the last cohort used the whole limit
 	peak    struct{ limit, latency float64 } // values when the limit started to shrink; limit is 0 if it does not
 
-	moved  time.Duration // when a call last started or ended, or the limit was raised for a call
+	moved  time.Duration // time at which a call last started or ended, or the limit was raised for a call
 	recent [2]int        // the limit at the end of each of the last two cohorts
 
 	probing bool          // the cohort is a probe
 	common  bool          // all processes start this probe at the same time
 	before  float64       // the limit to restore when the probe's cohort is complete
-	next    time.Duration // when to start the next probe
+	next    time.Duration // time at which the next probe starts
 	ceiling float64       // upper bound of base.log until the next common probe
 	doubt   bool          // base is new or has just fallen; an idle server may be even faster
 }
@@ -110,23 +110,23 @@ const (
 	fewSamples    = 10                     // number of calls that completes a cohort after longTime
 
 	// longTime is a multiple of the usual latency. After this time, fewSamples calls are enough to complete a cohort. It
-	// is also the longest time for which the controller waits until the calls of a complete cohort have ended.
+	// is also the longest time for which the controller waits until the calls in a complete cohort have ended.
 	longTime = 10
 
 	// After one cohort, the new limit is at least shrinkMost times the former limit. The argument of desiredLimit is at
 	// most growMost.
 	shrinkMost, growMost = 0.7, 1.5
-	slowGradient         = 0.95 // if the gradient is lower, the calls are slower than Tolerance allows
+	slowGradient         = 0.95 // a lower gradient means that the calls are slower than Tolerance allows
 
-	// When the limit shrinks, the latency must fall by at least relief times as much. Both are measured in logarithms.
-	// If the latency falls by less, the server may have become slower, and a probe starts.
+	// A limit that shrinks must lower the latency by at least relief times as much. Both changes are measured in
+	// logarithms. If the latency falls by less, the server may have become slower, and a probe starts.
 	relief = 0.4
 
 	probePeriod = 10 * time.Second      // minimum period of common probes
 	longPeriod  = 100                   // minimum period of common probes, in multiples of the usual latency
 	probeRise   = 1.5                   // maximum factor by which one probe raises the base
 	probeShare  = 0.75                  // the limit in a probe, as a share of an idle server's need at this load
-	doubtShare  = 0.25                  // replaces probeShare while the base is in doubt
+	doubtShare  = 0.25                  // replaces probeShare while controller.doubt is set
 	drainTime   = 75 * time.Millisecond // minimum time for a queue to become empty; clocks of processes differ
 
 	surprise = 3.0   // a difference from the base is a change, not noise, if it exceeds this number of standard errors
@@ -158,7 +158,7 @@ func (c *controller) setLimit(limit float64) {
 // loweredForProbe reports whether a probe has lowered the limit.
 func (c *controller) loweredForProbe() bool { return c.probing && !c.waiting }
 
-// update changes the configuration. It keeps the learned values, and ends a probe that is in progress.
+// update changes the configuration, and ends a probe that is in progress. The learned values remain.
 func (c *controller) update(now time.Duration, cfg Config) {
 	if c.loweredForProbe() {
 		c.limit = c.before
@@ -198,7 +198,7 @@ func (c *controller) begin(now time.Duration, taken int) call {
 }
 
 // makeRoom is called when a call waits or is refused because of the limit. Long calls, such as streams, may hold more
-// slots than a limit that has shrunk. If no call starts or ends, nothing else would raise the limit. After a minimum
+// slots than a limit that has shrunk. If no call starts or ends, only makeRoom can raise the limit. After a minimum
 // time without a start or an end, makeRoom raises the limit by one slot. If more slots than the limit are taken, the
 // new limit is one more than the number of slots taken. The new limit is at most a recent limit plus the slots of
 // responses that are still being read. Without this bound, a server that hangs would get more and more calls.
@@ -301,7 +301,7 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	}
 	served := float64(k.answered.n) / float64(k.all.n)
 	c.scale += (c.mean - c.scale) / 2
-	if !c.base.known { // if most calls fail, the limit shrinks; it must grow again when calls succeed
+	if !c.base.known { // the limit shrinks if most calls fail; it must grow again when calls succeed
 		c.setLimit(min(c.desiredLimit(served), max(c.limit, float64(c.cfg.Initial))))
 		if c.learn(&k.answered, math.Inf(1)) {
 			c.ceiling, c.next, c.doubt, c.reached = c.base.log, nextSecond(now), true, true
@@ -389,8 +389,8 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	}
 	c.next = nextSecond(now) // another probe confirms the change
 	if slower > 0 {
-		// If calls take longer, the same number of calls a second needs more slots. The limit has shrunk while the
-		// longer latency looked like a queue.
+		// The same number of calls a second needs more slots if calls take longer. The limit has shrunk while the longer
+		// latency looked like a queue.
 		c.setLimit(c.limit * min(math.Exp(slower), 2))
 	} else {
 		c.setLimit(c.limit * min(1, c.gradient()))
