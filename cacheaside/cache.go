@@ -34,17 +34,17 @@
 //
 // With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). A process sees a write
 // of another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
-// process may serve an old value from its memory for at most the value's TTL plus the larger of StaleWhileRevalidate
-// and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round trip to the Store.
-// While a process has lost its subscription to the Store, it serves no values from its memory.
+// process may serve an outdated value from its memory for at most the value's TTL plus the larger of
+// StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round
+// trip to the Store. While a process has lost its subscription to the Store, it serves no values from its memory.
 //
 // Write sets a fence on its key in the Store before it changes the source. While the fence is in place, the Store has
 // no value for the key, and every process loads the key from the source. So if a process dies after the change and
-// before the invalidation, other processes do not read the old value from the Store.
+// before the invalidation, other processes do not read an outdated value from the Store.
 //
 // A Store can lose data in a restart, an eviction or a failover to a lagging replica. A Store that has lost data may
-// return values from before a Write for at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
-// Run the Store without persistence, because a restored snapshot has old values.
+// return values from before a Write for at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError. Run
+// the Store without persistence, because a restored snapshot has outdated values.
 //
 // # Sources
 //
@@ -82,7 +82,7 @@ type Cache[K comparable, V any] struct {
 	entries   *otter.Cache[K, *entry[V]]
 	tier      *tier // calls the Store; nil without a Store
 
-	hits          *otterstats.Counter // divided among processors, so that parallel hits share no cache line
+	hits          *otterstats.Counter // divided among processors: parallel hits share no cache line
 	stale, misses atomic.Int64
 
 	running sync.WaitGroup // counts the goroutines of the Cache, for Close
@@ -114,7 +114,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		// otter's maintenance is short, so it runs on the caller's goroutine. On a separate one, it could outlast Close.
 		Executor: func(fn func()) { fn() },
 	})
-	c.memoryEnabled = cfg.Store == nil // with a Store, watch enables it
+	c.memoryEnabled = cfg.Store == nil // watch enables memory if there is a Store
 	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.notifyGlobal)
@@ -200,7 +200,7 @@ func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.grow(cfg.Capacity, cfg.Store != nil)
-	c.allAt = c.now() // without ReplicaLag, no changes were recorded: assume one of all keys now
+	c.allAt = c.now() // changes were not recorded without ReplicaLag: assume a change of all keys now
 }
 
 // watch receives the invalidations of other processes until Close. While it cannot receive them, memory is not used.

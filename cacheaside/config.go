@@ -25,9 +25,9 @@ type Config[K comparable, V any] struct {
 	// Load reads the value of key from the source. If the key does not exist, Load returns an error that matches
 	// [ErrNotFound]. Required.
 	//
-	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The
-	// ctx of Load is done when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the
-	// Cache is closed. With its ctx, Load may call Get for other keys.
+	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The ctx
+	// of Load is done after LoadTimeout, when the last caller has canceled (see FinishLoads), or when the Cache is closed.
+	// With its ctx, Load may call Get for other keys.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. If LoadMany returns nil or [ErrNotFound] as its error, a key that is
 	// missing from the map does not exist. If LoadMany returns any other error, the missing keys have failed with that
@@ -35,49 +35,51 @@ type Config[K comparable, V any] struct {
 	// for all keys in parallel.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, counted from the start of its load. Load can override TTL with [SetTTL]. Zero
-	// means 5 minutes.
+	// TTL is the time for which a value is fresh, counted from the start of its load. Load can override TTL with [SetTTL].
+	// Zero means 5 minutes.
 	TTL time.Duration
-	// Jitter is the largest fraction by which a TTL is shortened at random, so that values that were loaded together do
-	// not expire together. Jitter must not exceed 1. Zero means 0.1; [None] means no jitter.
+	// Jitter is the largest fraction by which a TTL is shortened at random. With jitter, values that were loaded together
+	// do not expire together. Jitter must not exceed 1. Zero means 0.1; [None] means no jitter.
 	Jitter float64
-	// StaleWhileRevalidate is how long a value may still be served after its TTL while a refresh runs in the background.
-	// Callers do not wait for the refresh. Zero means that no value is served during its refresh.
+	// StaleWhileRevalidate is the time for which a value may still be served after its TTL while a refresh runs in the
+	// background. Callers do not wait for the refresh. Zero means that no value is served during its refresh.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long a value may still be served after its TTL if its load fails. If a caller's ctx is done
-	// before the load has failed, the caller does not get the stale value, unless SoftTimeout has passed. Zero means that
-	// no value is served after a failed load.
+	// StaleIfError is the time for which a value may still be served after its TTL if its load fails. If a caller's ctx is
+	// done before the load has failed, the caller does not get the stale value, unless SoftTimeout has elapsed. Zero means
+	// that no value is served after a failed load.
 	StaleIfError time.Duration
-	// ErrorPause is how long a stale value is served after a failed load before another load starts. All processes that
-	// share the Store observe this pause. If there is no stale value after a failed load, the next call starts a load
-	// immediately.
+	// ErrorPause is the time for which a stale value is served after a failed load before another load starts. All
+	// processes that share the Store observe this pause. If there is no stale value after a failed load, the next call
+	// starts a load immediately.
 	//
 	// After a call to a shard of the Store has failed, the Cache also pauses its calls to that shard for ErrorPause.
 	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second; [None]
 	// means no pause.
 	ErrorPause time.Duration
-	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL has passed.
-	// XFetch chooses values at random. The probability of a refresh grows toward the end of a value's TTL, and is higher
-	// if the value's load took long. RefreshAhead is XFetch's parameter beta, whose default in the paper is 1. A higher
-	// number makes refreshes start earlier. Each process refreshes the value in its memory, even if another process has
-	// just refreshed the value in the Store. So n processes may load a value n times in each TTL. Zero means that no
-	// value is refreshed before its TTL has passed.
+	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL ends. XFetch
+	// chooses values at random. The probability of a refresh grows toward the end of a value's TTL, and is higher if the
+	// value's load took long. RefreshAhead is XFetch's parameter beta, whose default in the paper is 1. A higher number
+	// makes refreshes start earlier. Each process refreshes the value in its memory, even if another process has just
+	// refreshed the value in the Store. So n processes may load a value n times in each TTL. Zero means that no value is
+	// refreshed before its TTL ends.
 	RefreshAhead float64
-	// NotFoundTTL is how long ErrNotFound is cached. Zero means that ErrNotFound is not cached.
+	// NotFoundTTL is the time for which ErrNotFound is cached. Zero means that ErrNotFound is not cached.
 	NotFoundTTL time.Duration
-	// ReplicaLag is how long Load may still read an old value after a change, for example from a replica. If a value is
-	// loaded less than ReplicaLag after a change of its key, the value is served only until ReplicaLag has passed. If
-	// another process made the change, ReplicaLag starts when this process is notified of the change. A process that was
-	// not notified of a change may store an old value in the Store for the value's whole TTL. The process that made the
-	// change may then read that old value from the Store. Zero means that Load always reads the latest value.
+	// ReplicaLag is the time after a change for which Load may still read an outdated value, for example from a replica.
+	// If a value is loaded less than ReplicaLag after a change of its key, the value is served only until ReplicaLag has
+	// elapsed. If another process made the change, ReplicaLag starts when this process is notified of the change. A
+	// process that was not notified of a change may store an outdated value in the Store for the value's whole TTL. The
+	// process that made the change may then read that outdated value from the Store. Zero means that Load always reads the
+	// latest value.
 	ReplicaLag time.Duration
 
-	// LoadTimeout limits the duration of each load. When LoadTimeout has passed, callers get a [*TimeoutError], even if
-	// Load ignores its ctx. Zero means 30 seconds.
+	// LoadTimeout limits the duration of each load. After LoadTimeout, callers get a [*TimeoutError], even if Load ignores
+	// its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout limits how long callers wait for a load if StaleIfError allows a stale value. When SoftTimeout has
-	// passed since the start of a load, the load's callers get the stale value, and the load continues. If only the Store
-	// has a stale value, callers wait at least until the Store has responded. Zero means no limit.
+	// SoftTimeout limits the time that callers wait for a load if StaleIfError allows a stale value. SoftTimeout is
+	// counted from the start of the load. After SoftTimeout, the load's callers get the stale value, and the load
+	// continues. If only the Store has a stale value, callers wait at least until the Store has responded. Zero means no
+	// limit.
 	SoftTimeout time.Duration
 	// FinishLoads lets a load continue after its last caller has canceled. Set FinishLoads if loads take longer than
 	// callers wait. By default, a load is canceled when its last caller cancels.
@@ -90,9 +92,9 @@ type Config[K comparable, V any] struct {
 	// even if there is a stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry whose TTL has
-	// passed stays in memory until its key is loaded again or the entry is evicted. Zero means 10,000. If Weight is set,
-	// Capacity is required.
+	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry stays in memory
+	// after its TTL, until its key is loaded again or the entry is evicted. Zero means 10,000. If Weight is set, Capacity
+	// is required.
 	Capacity int
 	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
 	// caches ErrNotFound has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once for

@@ -50,7 +50,7 @@ func (e *entry[V]) freshness(now time.Duration) freshness {
 	return unusable
 }
 
-// usable reports whether e may be served because a load has failed, or because SoftTimeout has passed.
+// usable reports whether e may be served because a load has failed, or because SoftTimeout has elapsed.
 func (e *entry[V]) usable(now time.Duration) bool {
 	return e.freshness(now) != unusable && !e.absent
 }

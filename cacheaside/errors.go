@@ -73,7 +73,7 @@ func failures(err error) (failed []error) {
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that an invalidation did not reach the Store. The Cache retries the invalidation in the
-// background. Until a retry succeeds, other processes may read the old values, for at most their TTL plus the larger
+// background. Until a retry succeeds, other processes may read outdated values, for at most their TTL plus the larger
 // of StaleWhileRevalidate and StaleIfError. An InvalidateError matches [ErrNotPropagated].
 //
 // If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].

@@ -63,8 +63,8 @@ const (
 type flight[K comparable, V any] struct {
 	key       K
 	storeKey  string        // the key as converted for the Store
-	mark      mark          // when the flight started
-	soft      time.Duration // when SoftTimeout will have passed; 0 without a SoftTimeout
+	mark      mark          // the key's version at the start of the flight
+	soft      time.Duration // the end of SoftTimeout; 0 without a SoftTimeout
 	done      chan struct{} // closed when the callers have their answer
 	available chan struct{} // closed when fallback has a value from the Store
 
@@ -178,7 +178,7 @@ func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallbac
 }
 
 // staleWhileLoading returns a stale value that may be served to a caller that still waits for f. It returns nil if
-// there is none. late reports whether SoftTimeout has passed.
+// there is none. late reports whether SoftTimeout has elapsed.
 func (c *Cache[K, V]) staleWhileLoading(f *flight[K, V], skipMemory, late bool) *entry[V] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +194,7 @@ func (c *Cache[K, V]) staleWhileLoading(f *flight[K, V], skipMemory, late bool) 
 }
 
 // offerStale makes a value from the Store the fallback of f. The callers get the value immediately if
-// StaleWhileRevalidate allows it, and otherwise when the load fails or SoftTimeout has passed.
+// StaleWhileRevalidate allows it, and otherwise when the load fails or SoftTimeout has elapsed.
 func (c *Cache[K, V]) offerStale(f *flight[K, V], e *entry[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 
 // GetOptions are options of a single Get. The zero value selects the defaults.
 type GetOptions struct {
-	// SkipMemory makes the call ignore the value in memory. With a Store, the call queries the Store, which has received
-	// the invalidations of all processes. Without a Store, the call starts a new load. The result of the call replaces
-	// the value in memory.
+	// SkipMemory means that the call ignores the value in memory. With a Store, the call queries the Store, which has
+	// received the invalidations of all processes. Without a Store, the call starts a new load. The result of the call
+	// replaces the value in memory.
 	//
 	// If another load of the key is already in flight, the result of that load is not cached in memory. The Store may
 	// still store that result, and the call may return it. A call with SkipMemory gets a stale value only from the Store,
@@ -70,7 +70,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, so
 	return v, r.source, err
 }
 
-// A request is a Get, or one key of a GetMany, that memory alone does not answer.
+// A request is a Get, or one key of a GetMany, that memory by itself does not answer.
 type request[K comparable, V any] struct {
 	key          K
 	storeKey     string
@@ -80,11 +80,11 @@ type request[K comparable, V any] struct {
 	entry  *entry[V]     // the entry to serve immediately; nil if the request waits for flight
 	flight *flight[K, V] // nil if the request does not wait
 	left   bool          // ctx was done before the flight had an answer
-	source Source        // of the result; "" if the request failed
+	source Source        // the source of the result; "" if the request failed
 }
 
-// enter finds for each request an entry in memory that may be served, or makes the request join the flight of its key.
-// All flights that enter starts share one load. enter returns false if the Cache is closed.
+// enter finds for each request an entry in memory that may be served, or adds the request to the flight of its key. All
+// flights that enter starts share one load. enter returns false if the Cache is closed.
 func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Duration, many bool) bool {
 	for i := range rs {
 		rs[i].storeKey = c.storeKey(rs[i].key)
@@ -131,7 +131,7 @@ func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V],
 		if l == nil {
 			l = c.newLoad(c.cfg(), ctx, now)
 		}
-		f = l.startFlight(r.key, r.storeKey, e, s == fresh) // if the entry is stale, the Store may have a fresh value
+		f = l.startFlight(r.key, r.storeKey, e, s == fresh) // the Store may have a fresh value if the entry is stale
 	}
 	if waits {
 		r.flight = f

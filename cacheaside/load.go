@@ -40,7 +40,7 @@ type loadKey struct{}
 // newLoad returns a load that starts at start. A load may have several callers, and a background refresh has none. So
 // the load's ctx has only the values of the caller's ctx: it is not done when the caller's ctx is done, and the load is
 // not part of the caller's work. It also does not have the mark of a retrier that retries the caller, because a retrier
-// in Middleware must retry the load nevertheless. The Cache is locked, so that timeOut finds a complete load.
+// in Middleware must retry the load nevertheless. The Cache is locked. Otherwise timeOut could find an incomplete load.
 func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start time.Duration) *load[K, V] {
 	l := &load[K, V]{c: c, cfg: cfg, caller: caller, start: start}
 	values := attempt.With(linger.Apart(context.WithoutCancel(caller)), 0)
@@ -78,8 +78,8 @@ func (c *Cache[K, V]) launch(l *load[K, V]) {
 	})
 }
 
-// growStack grows the stack of a new goroutine. Otherwise the stack would grow during the load. Copying it there costs
-// more than everything else that the Cache does for a load.
+// growStack grows the stack of a new goroutine. Otherwise the stack would grow during the load. Copying the stack there
+// costs more than all other work of the Cache for a load.
 //
 //go:noinline
 func growStack(i int) byte {
@@ -99,7 +99,7 @@ func (l *load[K, V]) run(lookup bool) {
 	if len(l.flights) == 0 {
 		return
 	}
-	l.began = l.c.now() // in case a policy in Middleware returns without an attempt
+	l.began = l.c.now() // needed if a policy in Middleware returns without an attempt
 	err := l.call()
 	l.took = l.c.now() - l.began
 	for _, f := range l.flights {
@@ -112,7 +112,7 @@ func (l *load[K, V]) run(lookup bool) {
 	}
 }
 
-// timeOut abandons the flights of l if LoadTimeout has passed: their callers get a TimeoutError, even if Load ignores
+// timeOut abandons the flights of l if LoadTimeout has elapsed: their callers get a TimeoutError, even if Load ignores
 // its ctx.
 func (l *load[K, V]) timeOut() {
 	c, err := l.c, &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
@@ -239,7 +239,7 @@ func (l *load[K, V]) call() (err error) {
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 	if l.ctx.Err() != nil {
-		return ended.Error(l.ctx) // without a change to l.began, the start of an earlier attempt
+		return ended.Error(l.ctx) // l.began remains the start of an earlier attempt
 	}
 	l.began, l.ttl = l.c.now(), nil
 	if !l.many {

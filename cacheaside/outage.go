@@ -39,10 +39,10 @@ type outage struct {
 	shards [256]struct {
 		state    shardState
 		hung     bool          // the shard is down, and calls to it are assumed to hang
-		answered time.Duration // when its last successful call returned
+		answered time.Duration // time at which its last successful call returned
 	}
 	down int                          // number of shards that are down
-	next [shardDown + 1]time.Duration // by state: when a shard in that state may be called
+	next [shardDown + 1]time.Duration // for each state, the time at which a shard in that state may be called
 }
 
 // admit reports whether shard may be called now. change reports whether the call propagates a change to the Store. Such

@@ -21,7 +21,7 @@ const (
 type step int
 
 const (
-	stepLoad  step = iota // this process loads the key: leave flightLookup
+	stepLoad  step = iota // this process loads the key: the state changes from flightLookup
 	stepServe             // finish with the entry of the response
 	stepFail              // finish with an error
 	stepPoll              // another process loads the key: query the Store again after a pause
@@ -98,7 +98,7 @@ func (l *load[K, V]) lookUp() {
 			return
 		}
 		if idle {
-			// The pauses grow with the duration of the load, so that polling adds only about an eighth to the wait.
+			// The pauses grow with the duration of the load. So polling adds only about an eighth to the wait.
 			pause = min(max((c.now()-began)/8, pollFirst), pause)
 			select {
 			case <-time.After(pause/2 + c.chance(pause)):
@@ -114,7 +114,7 @@ func (l *load[K, V]) lookUp() {
 // if l is canceled. Otherwise this process might hold a lease without knowing it, and other processes would wait for
 // the lease.
 func (l *load[K, V]) query() (at time.Duration) {
-	t, at := l.c.tier, l.c.now() // before trusts, so that at is before any invalidation that trusts does not see
+	t, at := l.c.tier, l.c.now() // read before trusts: at must precede any invalidation that trusts does not see
 	each(t, l.flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		var requests []Request
 		var asked []*flight[K, V]
@@ -265,8 +265,8 @@ type failedFill[K comparable, V any] struct {
 // explain finds out whether a call to Store.Fill failed because the Store is down, or because the Store rejected a
 // value. It runs after the callers have their values. First, explain releases the lease of the largest value. If the
 // release fails, explain records an outage of the Store. Otherwise the Store works and has rejected a value, probably
-// the largest. Then explain stores the other values one by one. If the Store rejects one of them, explain releases its
-// lease, so that no process waits for it.
+// the largest. Then explain stores the other values one by one. If the Store rejects one of these values, explain
+// releases the value's lease. Then no process waits for the lease.
 func (l *load[K, V]) explain(failed failedFill[K, V]) {
 	t, err := l.c.tier, failed.err
 	slices.SortStableFunc(failed.flights, func(a, b storedFlight[K, V]) int { return len(b.data) - len(a.data) })
@@ -274,8 +274,8 @@ func (l *load[K, V]) explain(failed failedFill[K, V]) {
 		began := failed.began
 		if i > 0 {
 			began = l.c.now()
-			// With ReplicaLag, only a current flight may store its value. This flight has finished, so it is unknown whether the
-			// key was invalidated since.
+			// Only a current flight may store its value if ReplicaLag is set. This flight has finished, so it is unknown whether
+			// the key was invalidated since.
 			if l.cfg.ReplicaLag <= 0 {
 				if _, err = l.store(failed.flights[i : i+1]); err == nil {
 					continue

@@ -29,7 +29,7 @@ type Stats struct {
 
 	Entries              int64 `gauge:"entries"`  // entries in memory, including stale entries
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
-	Watching             int64 `gauge:"watching"` // 1 while values are kept in memory
+	Watching             int64 `gauge:"watching"` // 1 while values are cached in memory
 }
 
 // Stats returns the metrics of c.

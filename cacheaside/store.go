@@ -12,9 +12,9 @@ import (
 //	var _ cacheaside.Store = (*Store)(nil)
 //
 // Each method is atomic for each of its keys. All keys of one call belong to one shard. A call may contain the same
-// key twice, which has the same effect as two calls. A call that returns an error may nevertheless have taken effect.
-// A Store measures all times with a single clock of its own. A Store must limit the duration of each call itself,
-// because a Cache waits for the call even if the caller's ctx is done.
+// key twice, which has the same effect as two calls. A call that returns an error may nevertheless have taken effect. A
+// Store has a single clock, and measures all times with that clock. A Store must limit the duration of each call
+// itself, because a Cache waits for the call even if the caller's ctx is done.
 //
 // For each key and Version (see [Config]), a Store has a value, a lease and a generation:
 //
@@ -32,7 +32,7 @@ type Store interface {
 	// a time.
 	Shard(key string) uint8
 
-	// Acquire looks up the key of each Request. If a key has no fresh value or its Request sets Refresh, the caller gets
+	// Acquire queries the key of each Request. If a key has no fresh value or its Request sets Refresh, the caller gets
 	// the lease of the key, unless another process holds the lease. Each holder of a lease gets the Grant of the current
 	// generation, even a holder that takes over an expired lease. A Grant is the right to store a value of the key with
 	// Fill.
@@ -57,21 +57,21 @@ type Store interface {
 	// InvalidateAll is like Invalidate, for every key.
 	InvalidateAll(ctx context.Context) error
 
-	// Fence invalidates key and sets a fence on it that token identifies. While key has a fence, the Store grants no
-	// lease for key and stores no value of key. A key may have several fences. Fence returns how long the caller's write
-	// to the source may take. A fence expires after twice the time that Fence has returned, unless Unfence removes the
-	// fence earlier.
+	// Fence invalidates key and sets a fence on it that token identifies. While key has a fence, the Store grants no lease
+	// for key and stores no value of key. A key may have several fences. Fence returns the time that the caller's write to
+	// the source may take. A fence expires after twice the time that Fence has returned, unless Unfence removes the fence
+	// earlier.
 	Fence(ctx context.Context, key, token string) (time.Duration, error)
 
 	// Unfence removes the fence that token identifies, and invalidates key. If a call to Fence reaches the Store later
 	// than the call to Unfence with the same token, Fence sets no fence.
 	Unfence(ctx context.Context, key, token string) error
 
-	// Watch receives the changes that are made through other Stores. Watch calls ready when it is able to receive all
-	// further changes. For each change, Watch then calls changed with the key, or with "" if all keys have changed. Watch
-	// returns when ctx is done. Watch returns an error as soon as it may have missed a change. After Watch has returned,
-	// it calls neither ready nor changed. If a Store cannot receive changes, its Watch calls ready and waits until ctx is
-	// done. A Cache makes only one call to Watch at a time.
+	// Watch receives the changes made through other Stores. Watch calls ready when it is able to receive all further
+	// changes. For each change, Watch then calls changed with the key, or with "" if all keys have changed. Watch returns
+	// when ctx is done. Watch returns an error as soon as it may have missed a change. After Watch has returned, it calls
+	// neither ready nor changed. If a Store cannot receive changes, its Watch calls ready and waits until ctx is done. A
+	// Cache makes only one call to Watch at a time.
 	Watch(ctx context.Context, ready func(), changed func(key string)) error
 }
 
@@ -83,7 +83,7 @@ type Request struct {
 	Token     string        // identifies the caller as the holder of the lease
 	Refresh   bool          // take the lease even if the value is fresh
 	WaitToken string        // the WaitToken of the first Busy response; "" if no response was Busy
-	Pause     time.Duration // how long a stale value is served after a failed load
+	Pause     time.Duration // the time for which a stale value is served after a failed load
 }
 
 // A Response is the result of a [Request].
@@ -91,13 +91,14 @@ type Response struct {
 	State     State
 	Value     []byte        // the stored value; nil if there is none
 	Fresh     time.Duration // how much longer Value is fresh; negative if it is stale
-	Wait      time.Duration // if Busy, how much longer the other process's lease lasts
-	WaitToken string        // if Busy, the WaitToken for the next Request, whose State then reports a failed load
-	Grant     string        // if Leased, the Grant that an Entry needs for Fill
+	Wait      time.Duration // how much longer the other process's lease lasts; set if Busy
+	WaitToken string        // the WaitToken for the next Request, whose State then reports a failed load; set if Busy
+	Grant     string        // the Grant that an Entry needs for Fill; set if Leased
 }
 
-// An Entry is a value that Fill stores. Fresh is how long the value is fresh, and Keep is how long the Store may
-// return the value, both counted from the call to Fill. The Store may delete the value later than Keep.
+// An Entry is a value that Fill stores. Fresh is the time for which the value is fresh. Keep is the time for which the
+// Store may return the value. Both times are counted from the call to Fill. The Store may delete the value later than
+// Keep.
 type Entry struct {
 	Key         string
 	Version     uint32
@@ -106,7 +107,7 @@ type Entry struct {
 	Fresh, Keep time.Duration
 }
 
-// A State is the state of a key in a [Store]. The State of a Response determines what a [Cache] does next.
+// A State is the state of a key in a [Store]. The State of a Response determines the next action of a [Cache].
 type State string
 
 const (

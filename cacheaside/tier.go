@@ -21,7 +21,7 @@ import (
 type tier struct {
 	store Store
 	now   func() time.Duration
-	pause func() time.Duration                                 // how long a shard is not called after a failure
+	pause func() time.Duration                                 // the time for which a shard is not called after a failure
 	event func(ctx context.Context, kind EventKind, err error) // reports an event
 	ctx   context.Context                                      // canceled by Close
 	end   context.CancelFunc
@@ -43,7 +43,7 @@ const (
 	mostFences  = 100    // tokens of fences per key; fences beyond this number expire
 	mostPending = 10_000 // keys with pending changes; if there are more, all keys are invalidated
 	mostAtOnce  = 100    // keys per call, because a Store may serve no other process during the call
-	mostCalls   = 8      // concurrent calls of one GetMany or Invalidate
+	mostCalls   = 8      // concurrent calls by one GetMany or Invalidate
 )
 
 func newTier(s Store, now, pause func() time.Duration, event func(context.Context, EventKind, error)) *tier {
@@ -59,8 +59,8 @@ func newToken() string {
 	return string(strconv.AppendUint(strconv.AppendUint(token[:0], rand.Uint64(), 36), rand.Uint64(), 36))
 }
 
-// each calls call with the elements of all that belong to one shard, at most mostAtOnce per call. It makes up to
-// mostCalls calls in parallel. If one of them panics, each panics when all have returned.
+// each calls call with the elements of all that belong to one shard, at most mostAtOnce per call. At most mostCalls
+// calls run in parallel. If one of them panics, each panics when all calls have returned.
 func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, some []T)) {
 	if len(all) == 1 {
 		call(t.store.Shard(key(all[0])), all)
@@ -149,8 +149,8 @@ func (t *tier) trusts(key string) bool {
 
 // propagate propagates a change of keys to the Store, even if ctx is done, because the source has changed. It returns
 // the errors of the keys whose change did not reach the Store. These keys are invalidated later, and until then the
-// Store is not queried about them. propagate does not call a shard that is known to hang, so that a Write does not wait
-// for it. If the change is the end of a Write, token is the token of its fence; otherwise it is "".
+// Store is not queried about them. propagate does not call a shard that is known to hang, because a Write must not wait
+// for such a shard. If the change is the end of a Write, token is the token of its fence; otherwise it is "".
 func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
 	each(t, keys, asStoreKey, func(shard uint8, some []string) {
@@ -184,7 +184,7 @@ func (t *tier) invalidateAll(ctx context.Context) error {
 	return err
 }
 
-// addPending records a change of key that did not reach the Store, so that it is retried. token is the token of its
+// addPending records a change of key that did not reach the Store, and schedules a retry. token is the token of its
 // fence, or "". The tier is locked.
 func (t *tier) addPending(key, token string) {
 	next := new(change)

@@ -16,10 +16,10 @@ import (
 // source and does not cache the result. The ctx passed to write is done before the fence expires, with a
 // [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
 //
-// If the invalidation does not reach the Store, the fence keeps the old value out of the Store until a retry succeeds
+// If the invalidation does not reach the Store, the fence keeps outdated values out of the Store until a retry succeeds
 // or the fence expires. If the key has no fence, or write took longer than the fence allows, other processes may read
-// the old value after a failed invalidation. Write then returns an [*InvalidateError] that wraps the error of write.
-// Use [WriteError] to get the error of write from the error of Write.
+// an outdated value after a failed invalidation. Write then returns an [*InvalidateError] that wraps the error of
+// write. Use [WriteError] to get the error of write from the error of Write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -40,7 +40,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 		window, err = t.store.Fence(ctx, storeKey, token)
 		return err
 	})
-	// From now on, calls find the fence in the Store. The entry in memory must go before write is called: if write never
+	// Calls find the fence in the Store from now on. The entry in memory must go before write is called: if write never
 	// returned, the entry would remain.
 	c.invalidateMemory(keys, false)
 	defer func() {
@@ -131,7 +131,7 @@ func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 }
 
 // invalidateStoreAndMemory propagates a change of keys to the Store, and then invalidates them in memory. In the other
-// order, a load could read the old value from the Store between the two steps, and cache it in memory.
+// order, a load could read an outdated value from the Store between the two steps, and cache it in memory.
 func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, token string, soft bool,
 	propagate func(context.Context, ...string) error) (pending *InvalidateError) {
 	cfg := c.cfg()
@@ -160,7 +160,7 @@ func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, to
 }
 
 // invalidateMemory removes the entries of keys from memory or, if soft is true, makes them stale. It detaches the
-// flights of keys, so that the results of loads in flight are not cached.
+// flights of keys. Thus the results of loads in flight are not cached.
 func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
 	hashes := make([]uint32, len(keys)) // before the lock, because Config.Key may call the Cache
 	for i, key := range keys {

@@ -11,15 +11,15 @@
 //   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that
 //     loads the value takes two round trips.
 //   - All times are measured by Redis's clock. Every Redis key expires. After a load has started, its key occupies
-//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter, because the Store also keeps the right
-//     to store the loaded value.
+//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter, because the Store also records the
+//     right to store the loaded value.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
 //     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
 //   - All Redis keys that start with {prefix: belong to the Store, and other programs must not use them.
 //
-// Run Redis without persistence, because a restored snapshot may have old values. Any eviction policy is fine. If a
-// fence or an invalidation is lost, for example by a failover to a lagging replica, old values may be served for at
-// most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
+// Run Redis without persistence, because a restored snapshot may have outdated values. Any eviction policy is fine. If
+// a fence or an invalidation is lost, for example by a failover to a lagging replica, outdated values may be served for
+// at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 //
 // The leases are described in "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -54,24 +54,24 @@ type Config struct {
 	// Subscribe subscribes to a Pub/Sub channel. Subscribe calls subscribed when Redis has confirmed the subscription,
 	// and then calls message for each message, in order. Subscribe returns when ctx is done or the connection is lost.
 	// Subscribe must not reconnect, because messages could be lost in between. Nil means that after a change by another
-	// process, a process may serve the old value from its memory for at most the value's TTL plus the larger of
+	// process, a process may serve the outdated value from its memory for at most the value's TTL plus the larger of
 	// StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout limits the duration of each call to Eval. Zero means 250ms.
 	Timeout time.Duration
 
-	// LeaseTTL is how long other processes wait for the process that loads a value. After LeaseTTL, another process
-	// starts a load of the same value. The result of the first load can still be stored within 10 minutes after the lease
-	// has expired. Zero means 3 seconds.
+	// LeaseTTL is the time for which other processes wait for the process that loads a value. After LeaseTTL, another
+	// process starts a load of the same value. The result of the first load can still be stored within 10 minutes after
+	// the lease has expired. Zero means 3 seconds.
 	//
 	// Set LeaseTTL to more than the duration of a slow load. If a load takes longer than LeaseTTL, another process starts
-	// the same load each time that LeaseTTL has passed. A lease is not renewed while a load runs. If leases were renewed,
-	// a load that hangs would delay all processes for LoadTimeout (30 seconds by default) instead of LeaseTTL.
+	// the same load after each LeaseTTL. A lease is not renewed while a load runs. If leases were renewed, a load that
+	// hangs would delay all processes for LoadTimeout (30 seconds by default) instead of LeaseTTL.
 	LeaseTTL time.Duration
 
-	// WriteTimeout is how long the function passed to Write may take before its ctx is done. The fence of a Write expires
-	// after twice WriteTimeout, in case a commit is still in progress. Zero means 10 seconds.
+	// WriteTimeout is the time that the function passed to Write may take before its ctx is done. The fence of a Write
+	// expires after twice WriteTimeout, in case a commit is still in progress. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
 	// Heartbeat is the time without a received message after which the Store publishes a message to test its
@@ -106,7 +106,7 @@ func (cfg Config) withDefaults() Config {
 type store struct {
 	cfg           Config
 	lease, hold   any           // LeaseTTL, and LeaseTTL plus the constant hold, as arguments of scripts
-	origin        string        // marks the messages that this Store publishes, so that it ignores them
+	origin        string        // marks the messages that this Store publishes; the Store ignores such messages
 	subscriptions chan struct{} // has one element for each call to Subscribe in progress
 }
 
@@ -243,7 +243,7 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
 		// Publish the message with the first bucket and with the last. The first message is for the ReplicaLag of other
 		// processes, which counts from the message. The last message is needed because, after a message, a call must not find
-		// an old value in any bucket.
+		// an outdated value in any bucket.
 		message := ""
 		if bucket == 0 || bucket == buckets-1 {
 			message = s.message("")
@@ -333,7 +333,7 @@ var (
 // wait for such a call.
 const mostSubscriptions = 4
 
-// grace is how long the Store waits for a message that it has published, and for Subscribe to return.
+// grace is the maximum time that the Store waits for a message that it has published, and for Subscribe to return.
 func (s *store) grace() time.Duration { return s.cfg.Timeout + time.Second }
 
 // Watch returns at most Timeout plus 1 second after ctx is done, even if Subscribe does not return.
@@ -371,7 +371,7 @@ func (s *store) Watch(ctx context.Context, ready func(), changed func(key string
 	lost := s.listen(ctx, ready, changed, subscribed, messages, ended)
 	cancel()
 	if ctx.Err() != nil {
-		select { // leave no goroutine behind, if Subscribe returns
+		select { // wait for the end of the goroutine, if Subscribe returns
 		case <-ended:
 		case <-time.After(s.grace()):
 		}
@@ -389,7 +389,7 @@ func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
 	bucket := rand.N(uint8(buckets)) // changes with each heartbeat, because a bucket's master may be down
-	var lost time.Time               // when the subscription counts as lost; zero if no heartbeat is awaited
+	var lost time.Time               // time at which the subscription counts as lost; zero if no heartbeat is awaited
 	var failed error                 // the error of the last heartbeat
 	for {
 		select {
@@ -403,7 +403,7 @@ func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 				changed(key)
 			}
 		case <-quiet.C:
-			// If a heartbeat cannot be published, the subscription may still work. Repeat the heartbeat until grace has passed.
+			// The subscription may still work if a heartbeat cannot be published. Repeat the heartbeat until grace has elapsed.
 			if lost.IsZero() {
 				lost = time.Now().Add(s.grace())
 			}
@@ -422,7 +422,7 @@ func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 				quiet.Reset(min(s.cfg.Timeout/5, time.Until(lost)))
 			}
 		case err := <-ended:
-			ended <- err // for Watch
+			ended <- err // Watch may wait for ended
 			if err != nil {
 				return fmt.Errorf("redisstore: subscription: %w", err)
 			}

@@ -29,7 +29,7 @@ package redisstore
 //
 // Invalid data, such as a key of another type or a time that is not a number, counts as absent and is replaced.
 
-// Each script contains only the functions that it calls, because Redis creates the functions again in each call of the
+// Each script contains only the functions that it calls, because Redis creates the functions again in each run of the
 // script.
 
 const preamble = `
@@ -85,8 +85,9 @@ end
 `
 
 // KEYS: the hashes, then the epoch. ARGV: lease (us), hold (ms); for each hash: version, token, refresh ("1"), when the
-// caller started to wait (us), pause (us). The script returns for each hash: the state, the value, how long the value
-// is fresh (us), how long the lease lasts (us), and the generation or, if the state is busy, the current time (us).
+// caller started to wait (us), pause (us). The script returns for each hash: the state, the value, the time for which
+// the value is still fresh (us), the time for which the lease still lasts (us), and the generation or, if the state is
+// busy, the current time (us).
 const acquire = preamble + hashes + epochs + fenced + `
 clock()
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
@@ -133,8 +134,8 @@ end
 return answers
 `
 
-// KEYS: the hashes, then the epoch. ARGV, for each hash: version, generation, value, how long the value is fresh (us)
-// and kept (us). The script returns for each hash 1 if nothing was invalidated, and otherwise 0.
+// KEYS: the hashes, then the epoch. ARGV, for each hash: version, generation, value, the times for which the value is
+// fresh (us) and kept (us). The script returns for each hash 1 if nothing was invalidated, and otherwise 0.
 const fill = preamble + hashes + epochs + `
 clock()
 local epochKey = KEYS[#KEYS]
@@ -176,8 +177,8 @@ const (
 	unfence    = "local does = 'unfence'\n" + change
 )
 
-// KEYS: hashes. ARGV: channel; for each hash: message; for fence and unfence also: token, how long the fence is in
-// place or may arrive late (us).
+// KEYS: hashes. ARGV: channel; for each hash: message; for fence and unfence also: token, the time for which the fence
+// is in place or may arrive late (us).
 const change = preamble + fenced + `
 local token, long = ARGV[#KEYS+2], ARGV[#KEYS+3]
 for i = 1, #KEYS do
