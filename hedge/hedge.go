@@ -16,7 +16,7 @@
 // call is canceled. Policies inside the canceled call do not count the cancellation as a failure.
 //
 // A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Two hedged calls
-// of a func(context.Context) error would concurrently write their results to the same variable. A Hedger
+// to a func(context.Context) error would concurrently write their results to the same variable. A Hedger
 // therefore calls functions that return their values.
 package hedge
 
@@ -125,7 +125,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	inner := r.start(0)
 	r.timer = time.AfterFunc(h.Stats().Delay, r.hedgedCall)
 	returned := -1 // the index of the call whose value Do returns; -1 if Do returns no value
-	defer func() { // also runs if a call or an observer panics or exits its goroutine
+	defer func() { // runs even if a call or an observer panics or exits its goroutine
 		r.finish(returned)
 		r.wait()
 		for i, c := range r.calls {
@@ -208,7 +208,7 @@ func (h *Hedger[T]) count(n *int64) {
 	*n++
 }
 
-// A race is the state of one call to Do, in which a first call and a second call of fn compete.
+// A race is the state of one call to Do, in which a first call and a second call to fn compete.
 type race[T any] struct {
 	*Hedger[T]
 	ctx context.Context
@@ -224,7 +224,7 @@ type race[T any] struct {
 	rethrow func() // repeats the panic or the exit of the second call; nil if there was neither
 }
 
-// A call is the first or the second call of a race.
+// A call is the first or the second call in a race.
 type call[T any] struct {
 	cancel    context.CancelCauseFunc // nil before the call starts
 	succeeded bool
@@ -329,14 +329,14 @@ func (r *race[T]) finishLocked(winner int) {
 
 // latencies stores the durations of the last 1000 successful calls.
 type latencies struct {
-	ring   []time.Duration // in the order of arrival
+	ring   []time.Duration // the durations in the order of arrival
 	next   int             // the index of the oldest duration in ring, once ring is full
 	sorted []time.Duration // the same durations in ascending order
 }
 
 const (
 	mostLatencies  = 1000
-	leastLatencies = 20 // with fewer latencies, a quantile would be too inaccurate
+	leastLatencies = 20 // a quantile of fewer latencies would be too inaccurate
 )
 
 func (l *latencies) observe(d time.Duration) {
