@@ -29,7 +29,7 @@ type Rule[K comparable, V any] struct {
 	IdleAfter time.Duration
 	// KeepStrays applies to a key that has shared the overflow. If KeepStrays is set, the key continues to use the
 	// overflow while the overflow is in use, but at most for a minute. Otherwise the key could use up the overflow's
-	// budget and then a second budget of its own member.
+	// budget and then also its member's budget.
 	KeepStrays bool
 }
 
@@ -67,8 +67,8 @@ const (
 	maxStrays = 1000        // maximum length of Table.strays; if the map is full, the next stray clears it
 )
 
-// began is the time from which all times in this package are counted. Times are stored as Durations, because a
-// Duration takes a third of the memory of a Time.
+// began is the time from which all times in this package are counted. Times are stored as Durations, because a Time
+// takes three times as much memory.
 var began = time.Now()
 
 // NewTable returns a Table. It creates the overflow with the zero key.
@@ -135,7 +135,7 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 	return m
 }
 
-// Unpin undoes one call of Pin.
+// Unpin undoes one call to Pin.
 func (t *Table[K, V]) Unpin(m *Member[K, V]) {
 	if m != &t.overflow {
 		now := time.Since(began)
@@ -182,9 +182,9 @@ func (t *Table[K, V]) inUse(m *Member[K, V]) bool {
 	return t.rule.InUse != nil && t.rule.InUse(&m.Value)
 }
 
-// makeRoom evicts idle members. If the table is still full, makeRoom evicts one more member. It checks at most
-// maxTries members, the least recently used member first. It moves members that must stay to the other end of the
-// order of use, so that the next insert checks different members. The caller holds t.mu.
+// makeRoom evicts idle members. If the table is still full, makeRoom evicts one more member. It checks at most maxTries
+// members, the least recently used member first. It moves members that must stay to the other end of the order of use.
+// Then the next insert checks different members. The caller holds t.mu.
 func (t *Table[K, V]) makeRoom(now time.Duration) (evicted []V) {
 	for range min(maxTries, len(t.members)) {
 		m := t.ends.next

@@ -38,7 +38,7 @@ func Label(name, key string) string {
 }
 
 // detach returns a copy of a string key, and any other key unchanged. A string key may be a part of a larger string.
-// Without the copy, the table would keep the larger string in memory.
+// Without the copy, the larger string would remain in memory with the key.
 func detach[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))
