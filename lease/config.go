@@ -30,7 +30,7 @@ type Config struct {
 	Margin time.Duration
 
 	// Poll is the interval at which a waiting candidate checks whether the lease was released. Poll is also the pause
-	// between two calls of Loop's function. Zero means 1 second.
+	// between two calls to Loop's function. Zero means 1 second.
 	Poll time.Duration
 
 	// OnError is called with each error of the function that is passed to Loop or Every. Loop and Every continue after
@@ -54,7 +54,7 @@ func (c Config) Validate() error {
 
 const (
 	defaultTTL = 15 * time.Second
-	longest    = time.Duration(1 << 61) // 73 years, the maximum of all durations, so that sums do not overflow
+	longest    = time.Duration(1 << 61) // 73 years, the maximum of all durations; sums must not overflow
 )
 
 func isText(s string) bool {

@@ -8,7 +8,7 @@ import (
 )
 
 // Every calls fn once for each instant of the schedule, in the process that leads at that instant. Every returns nil
-// when ctx is done. A run is one call of fn.
+// when ctx is done. A run is one call to fn.
 //
 //   - A run is recorded in the store before fn is called. Therefore, the next leader does not repeat a run, even if
 //     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run.
@@ -20,7 +20,7 @@ import (
 //
 // The store records only the time of the lease's last run, not the schedule. If the schedule is changed and an instant
 // of the new schedule has passed since the last run, a run is due immediately. If a process's clock is far ahead, the
-// process records runs in the future. No other process makes a run before the recorded time, and Every reports to
+// process records runs in the future. No other process starts a run before the recorded time, and Every reports to
 // OnError that the last run is in the future. After you have reset the record of the last run, restart the leader,
 // because it reads the record only when its term starts.
 //
@@ -44,7 +44,7 @@ func (c *Candidate) Every(ctx context.Context, schedule Schedule, fn func(contex
 	return nil
 }
 
-// makeRuns makes the runs that are due during a term. It returns an error only if the schedule is invalid.
+// makeRuns calls fn for the runs that are due during a term. It returns an error only if the schedule is invalid.
 func (c *Candidate) makeRuns(
 	ctx context.Context, term Term, schedule Schedule, called time.Time, fn func(context.Context, Term) error,
 ) error {

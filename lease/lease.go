@@ -1,5 +1,5 @@
-// Package lease provides leader election: one process at a time holds a lease and leads. The leader's ctx ends before
-// another process can lead, and a database can reject the writes of a former leader.
+// Package lease provides leader election: one process at a time holds a lease and leads. The leader's ctx is canceled
+// before another process can lead, and a database can reject the writes of a former leader.
 //
 //	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or lease.NewMemory() in tests
 //	if err := store.Migrate(ctx); err != nil {
@@ -20,9 +20,9 @@
 //
 // # Guarantees of a leader
 //
-// The leader's ctx ends, with a cause that matches [ErrLost], before the store gives the lease to another process. The
-// end of the ctx does not suffice to make a write safe, because a process can be paused between the check of its ctx
-// and the write, and clocks can jump. There are two ways to make a write safe:
+// The leader's ctx is canceled, with a cause that matches [ErrLost], before the store gives the lease to another
+// process. The cancellation does not suffice to make a write safe, because a process can be paused between the check of
+// its ctx and the write, and clocks can jump. To make a write safe, do one of the following:
 //
 //   - Call [Term.Fence] in the transaction that writes. The lease's store must be in the same database as the
 //     transaction; see package sqllease.
@@ -63,8 +63,8 @@ type Candidate struct {
 
 	mu     sync.Mutex
 	stats  Stats
-	vacant time.Time // when c first observed that no process held the lease; see saw
-	warned time.Time // when a failure of the store was last logged
+	vacant time.Time // time at which c first observed that no process held the lease; see saw
+	warned time.Time // time at which a failure of the store was last logged
 }
 
 // New returns a Candidate. It panics if store is nil or cfg is invalid; see [Config.Validate].
@@ -81,8 +81,8 @@ func New(store Store, cfg Config) *Candidate {
 
 // Run waits until this process leads, calls fn on the caller's goroutine, releases the lease and returns fn's error.
 //
-//   - If the term is lost while fn runs, fn's ctx ends with a cause that matches [ErrLost]. After a lost term, Run
-//     ignores fn's error, competes again, and calls fn again when this process leads.
+//   - If the term is lost while fn runs, fn's ctx is canceled with a cause that matches [ErrLost]. After a lost term,
+//     Run ignores fn's error, competes again, and calls fn again when this process leads.
 //   - If ctx is done while fn runs, fn's ctx is also done. The lease is renewed until fn has returned. When fn has
 //     returned, Run releases the lease, with a timeout of TTL/3, and returns fn's error.
 //   - If ctx is done while fn does not run, Run returns an error that wraps the cause of ctx.
@@ -106,7 +106,7 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 	defer func() { // even if fn panics
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 		defer cancel()
-		_ = term.Resign(release) // if Resign fails, the lease ends after its TTL
+		_ = term.Resign(release) // the lease ends after its TTL if Resign fails
 	}()
 	err = fn(term.Context(), term)
 	why := term.h.endedBecause()
@@ -194,7 +194,7 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 		if c.ownsLease(rec, token, sent) && err == nil && ctx.Err() == nil {
 			return c.begin(base, rec, sent, time.Since(began)), nil
 		}
-		pause := c.cfg.Poll + mathrand.N(c.cfg.Poll/8+1) // random, so that many candidates do not poll at the same time
+		pause := c.cfg.Poll + mathrand.N(c.cfg.Poll/8+1) // random, because many candidates must not poll at the same time
 		if err == nil {
 			pause = min(pause, timeUntilFree(rec, c.cfg.Poll))
 		} else if ctx.Err() == nil {

@@ -44,7 +44,7 @@ func (l *memoryLease) extend(ttl time.Duration) { l.until, l.Left = time.Now().A
 func (m *memory) Acquire(ctx context.Context, req Request) (rec Record, err error) {
 	err = m.with(ctx, req.Name, func(l *memoryLease) error {
 		if !l.Held() {
-			// The epoch is based on the time, so that it grows even if the process was restarted.
+			// The epoch is based on the time. Therefore it grows even if the process was restarted.
 			l.Token, l.Holder, l.Epoch = req.Token, req.Holder, max(l.Epoch+1, time.Now().UnixMicro())
 		}
 		if l.Token == req.Token {

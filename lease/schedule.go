@@ -29,10 +29,10 @@ func (d interval) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(d)).Add(time.Duration(d))
 }
 
-// Daily returns a schedule with one instant per day, at a time of day in a time zone. If clocks skip the time of day
-// because they are set forward, the run is due at that moment. If the time of day occurs twice because clocks are set
-// back, the run is due the first time. Daily panics if hour is outside 0 to 23, minute is outside 0 to 59, or location
-// is nil.
+// Daily returns a schedule with one instant per day, at a time of day in the time zone location. If clocks skip the
+// time of day because they are set forward, the run is due at that moment. If the time of day occurs twice because
+// clocks are set back, the run is due the first time. Daily panics if hour is outside 0 to 23, minute is outside 0 to
+// 59, or location is nil.
 func Daily(hour, minute int, location *time.Location) Schedule {
 	switch {
 	case hour < 0 || hour > 23 || minute < 0 || minute > 59:
@@ -62,11 +62,11 @@ func (s daily) Next(t time.Time) time.Time {
 // a day.
 func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
 	at = time.Date(year, month, day, s.hour, s.minute, 0, 0, s.location)
-	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // what a wall clock shows, in UTC
+	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // the time on the wall clock, as a time in UTC
 	start, end := at.ZoneBounds()
 	switch shown := wall(at); {
 	case shown.Equal(want):
-		// If clocks were set back at start, the same time may have occurred before start.
+		// The same time may have occurred before start if clocks were set back at start.
 		if first := at.Add(wall(start).Sub(wall(start.Add(-1))) - 1); first.Before(start) {
 			at = first
 		}

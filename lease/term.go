@@ -59,10 +59,10 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Resign ends the term: it cancels the term's Context and then releases the lease in the store, so that another
-// candidate can lead immediately. Resign waits for fenced transactions of the term that are still open. If Resign
-// returns an error, the lease ends only after its TTL, unless Resign is called again. Do not pass the term's ctx,
-// because Resign cancels it.
+// Resign ends the term: it cancels the term's Context and then releases the lease in the store. Then another candidate
+// can lead immediately. Resign waits for fenced transactions of the term that are still open. If Resign returns an
+// error, the lease ends only after its TTL, unless Resign is called again. Do not pass the term's ctx, because Resign
+// cancels it.
 func (t Term) Resign(ctx context.Context) error {
 	if t.h == nil {
 		return nil
@@ -107,7 +107,7 @@ func (t Term) holding() *holding {
 type holding struct {
 	c     *Candidate
 	rec   Record    // the lease's record when the term started
-	began time.Time // when the lease was requested
+	began time.Time // time at which the lease was requested
 
 	ctx    context.Context // the ctx of the work, which is also done when the ctx of Run is
 	cancel context.CancelCauseFunc
@@ -143,7 +143,7 @@ func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, wait
 }
 
 // tick is called by the timer on a separate goroutine. It renews the lease, or ends the term if its time is over. The
-// first try of a renewal has a short timeout, so that a half-open connection does not cost the lease. The next tries
+// first try of a renewal has a short timeout, because a half-open connection must not cost the lease. The next tries
 // have a longer timeout, because the store may be slow.
 func (h *holding) tick() {
 	defer recoverHook()
@@ -234,8 +234,8 @@ func (h *holding) startRun(ctx context.Context, at time.Time) bool {
 		err := h.renew(call, at.UnixMilli())
 		cancel()
 		taken := errors.Is(err, ErrRunTaken)
-		// If the run is taken after a repetition, an earlier try has recorded it and its answer was lost, because no other
-		// call records runs in this term.
+		// A run that is taken after a repetition was recorded by an earlier try whose answer was lost, because no other call
+		// records runs in this term.
 		if err == nil || taken && repeated {
 			return h.endedBecause() == nil
 		}
