@@ -25,7 +25,7 @@ import (
 // ContextTimeoutEnabled in the options of client. A ClusterClient with ContextTimeoutEnabled needs goroutines only
 // until its first reply, because it ignores ctx while it queries which commands its servers have.
 //
-// Set MaxRetries: -1, so that client does not run a script again if the reply was lost. If the connection is lost, a
+// Set MaxRetries: -1. Otherwise client runs a script again if the reply was lost. If the connection is lost, a
 // ClusterClient nevertheless runs the script again, up to MaxRedirects times. If a script runs twice, a call under a
 // limit of package fleet takes its tokens twice.
 //
@@ -34,7 +34,7 @@ import (
 // once a minute. So it could call a dead master for a minute after a replica has taken over.
 //
 // If client sends a value that is too large, Redis closes the connection. The function makes client drop the closed
-// connection, so that the next command of client does not fail.
+// connection. Otherwise the next command of client would fail.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -218,10 +218,10 @@ func pipeline(
 
 // Node returns a function for the field Config.Node of package fleet. The function returns the address of the master
 // that has a key. The function reads the cluster state that client has loaded, and sends nothing to Redis. Pass the
-// same client to Node and to [Eval], because the calls of Eval make the client load the cluster state.
+// same client to Node and to [Eval], because the function that Eval returns makes the client load the cluster state.
 func Node(client *redis.ClusterClient) func(key string) string {
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // with an open ctx, MasterForKey would wait for a cluster that hangs, longer than the call may
+	cancel() // MasterForKey with an open ctx would wait for a cluster that hangs, longer than the call may
 	return func(key string) string {
 		master, err := client.MasterForKey(ended, key)
 		if err != nil {

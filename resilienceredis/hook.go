@@ -143,7 +143,7 @@ func (c *call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// callOf returns the call of h from which ctx is derived, or nil if there is none.
+// callOf returns h's call from which ctx is derived, or nil if there is none.
 func (h *hook) callOf(ctx context.Context) *call {
 	c, _ := ctx.Value(callKey{h}).(*call)
 	return c
@@ -179,11 +179,11 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 		c.sent = true
 		err := next(ctx, c.cmds)
 		if i := slices.IndexFunc(c.cmds, failed); err == nil && i >= 0 {
-			err = c.cmds[i].Err() // a ClusterClient returns no error, or that of the first command
+			err = c.cmds[i].Err() // a ClusterClient returns no error, or the first command's error
 		}
 		err = classified(err)
 		if v, ok := err.(*verdict); ok && !v.refused && slices.ContainsFunc(c.cmds, failed) {
-			v.answered = false // one failed command makes the call a failure
+			v.answered = false // the call is a failure if one command has failed
 		}
 		return err
 	})
