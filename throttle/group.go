@@ -86,7 +86,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // use makes cfg the current configuration of all keys.
 func (g *Group[K]) use(cfg *GroupConfig[K]) {
-	members := g.table.Locked(g.mu.Lock) // until Unlock, no call takes tokens of a key that has the old configuration
+	members := g.table.Locked(g.mu.Lock) // no call takes tokens of a key that has the old configuration until Unlock
 	meters := []*meter{&g.table.Overflow().Value}
 	for _, m := range members {
 		meters = append(meters, &m.Value)
@@ -161,9 +161,9 @@ func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	return keyed.Text(m.Key)
 }
 
-// settleKey corrects the tokens that h has taken from key. If key was evicted in the meantime, all its tokens had
-// been available again. If the group has no room for key now, settleKey refunds nothing, because the tokens would go
-// to the meter that key shares with other keys.
+// settleKey corrects the tokens that h has taken from key. If key was evicted after the tokens were taken, all its
+// tokens had been available again. If the group has no room for key now, settleKey refunds nothing, because the tokens
+// would go to the meter that key shares with other keys.
 func (g *Group[K]) settleKey(key K, h hold, used int) {
 	m := g.table.Overflow()
 	if !h.overflow {

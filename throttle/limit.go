@@ -173,8 +173,8 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 		notified = true
 		return h, nil
 	}
-	// If the tokens of the rate came too late for the call, they are lost. If they were refunded, more tokens than the
-	// bound could be admitted in an interval that has started since then.
+	// Tokens of the rate that came too late for the call are lost. If they were refunded, more tokens than the bound could
+	// be admitted in an interval that has started since then.
 	l.leave(m, w)
 	l.serve(m, now)
 	l.charge(m, h, -n)
@@ -353,7 +353,7 @@ func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, af
 	return why, quota, max(after, last)
 }
 
-// deficit returns the time until the burst of m would be full if the waiters and a call of n tokens took their tokens
+// deficit returns the time until the burst of m would be full if the waiters and a call for n tokens took their tokens
 // now.
 func (t *terms) deficit(m *meter, n int, now int64) int64 {
 	if m.ext != nil {
@@ -509,8 +509,8 @@ func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	}
 }
 
-// tokenTime returns the time of a token in nanoseconds. The time is rounded up, so that the rate is never exceeded.
-// If the time differs from an integer only by the rounding error of the rate, tokenTime returns that integer.
+// tokenTime returns the time of a token in nanoseconds. The time is rounded up. Thus the rate is never exceeded. If the
+// time differs from an integer only by the rounding error of the rate, tokenTime returns that integer.
 func tokenTime(rate float64) int64 {
 	ns := 1e9 / rate
 	if near := math.Round(ns); math.Abs(ns-near) <= ns*1e-15 {

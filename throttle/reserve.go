@@ -56,8 +56,8 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 
 // Settle corrects the number of tokens that the call used. If the call took more tokens than it used, the difference
 // is refunded. If the call used more tokens than it took, the difference is charged. If a charge causes a debt, calls
-// are refused until the rate has made up for the debt. The part of a debt that exceeds a burst or a quota is forgiven.
-// Only the first call of Settle or SettleEach has an effect. A negative value of used counts as zero.
+// are refused until the rate has paid off the debt. The part of a debt that exceeds a burst or a quota is forgiven.
+// Only the first call to Settle or SettleEach has an effect. A negative value of used counts as zero.
 //
 // For quotas, Settle corrects the windows from which the call took its tokens, unless a window has ended. If the call
 // took no tokens, Settle charges the current windows.
@@ -83,7 +83,7 @@ func (r *Reservation) release() {
 	r.settleParts(func(part) (int, bool) { return 0, true })
 }
 
-// settleParts settles each part for which usedOf returns true. Only the first call of settleParts has an effect.
+// settleParts settles each part for which usedOf returns true. Only the first call to settleParts has an effect.
 func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 	if r.settled.Swap(true) {
 		return

@@ -1,4 +1,4 @@
-// Package throttle limits the rate at which calls are made or accepted, overall or for each tenant.
+// Package throttle limits the rate at which a program makes or accepts calls, overall or for each tenant.
 //
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
@@ -64,8 +64,8 @@ const (
 	Unlimited = -1
 
 	// None means that nothing is admitted, except for calls whose cost is zero. None is valid only for fields whose
-	// comment mentions None. A function that is passed to Update must test a field that may be None or Unlimited before
-	// it calculates with the field. None is a large negative number, so that a calculation such as Unlimited-1 does not
+	// comment mentions None. A function that is passed to Update must test a field that may be None or Unlimited before it
+	// calculates with the field. None is a large negative number. Therefore a calculation such as Unlimited-1 does not
 	// result in None.
 	None = -1 << 31
 )
@@ -174,8 +174,8 @@ func (l *Limiter) use(cfg *Config) {
 
 // Do takes the tokens of a call, calls fn and returns the error of fn. If there are not enough tokens, Do waits for
 // them for at most MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx is already done, Do returns
-// the error of ctx. If fn returns an error whose method Refused() bool returns true, an inner policy did not make the
-// call, and Do refunds the tokens.
+// the error of ctx. If fn returns an error whose method Refused() bool returns true, an inner policy refused the call,
+// and Do refunds the tokens.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	h, err := l.hold(ctx, byCost)
 	if err != nil {

@@ -57,7 +57,7 @@ type Config struct {
 	//
 	//   - The error has a method Throttled() bool that returns true, as for HTTP 429 and 503.
 	//   - The error has a RetryAfter, and its method Answered() bool, if there is one, returns false.
-	//   - The error is a timeout, or the deadline of the call's ctx has passed.
+	//   - The error is a timeout, or the deadline of the call's ctx has expired.
 	Throttled func(error) bool
 }
 
@@ -92,7 +92,7 @@ type Throttle struct {
 
 const steps = 24
 
-// A step counts the calls of a 24th of the window.
+// A step counts the calls in a 24th of the window.
 type step struct{ requests, accepts int64 }
 
 // add adds the counts of calls to s, multiplied by times.
@@ -150,8 +150,7 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 	return err
 }
 
-// When a call ends, one of these corrections is added to the call's step. Until then, the call is counted as
-// accepted.
+// One of these corrections is added to a call's step when the call ends. Until then, the call is counted as accepted.
 var accepted, throttled, uncounted = step{}, step{accepts: -1}, step{-1, -1}
 
 // correctionOf returns the correction for the step of a call that returned err.

@@ -1,6 +1,6 @@
-// Package fleet limits the calls of several processes together, with limits that are stored in Redis. The limits are
-// rates, quotas, slots for concurrent calls, and cooldowns. Each limit that a call uses is a [Meter]. A call takes
-// its tokens and slots from all of its meters, or from none of them, in one round trip to Redis.
+// Package fleet limits calls across several processes, with limits that are stored in Redis. The limits are rates,
+// quotas, slots for concurrent calls, and cooldowns. Each limit that a call uses is a [Meter]. A call takes its tokens
+// and slots from all of its meters, or from none of them, in one round trip to Redis.
 //
 //	limits := fleet.New(fleet.Config{
 //		Name: "llm",
@@ -39,10 +39,9 @@
 //
 // # Outages
 //
-// If a round trip to a node of Redis fails, an outage of this node begins. During an outage, no call waits for the
+// If a round trip to a node of Redis fails, an outage of this node starts. During an outage, no call waits for the
 // node, and [Config.OnOutage] decides whether calls are admitted. The node is pinged in the background when the outage
-// begins, and 100ms, 200ms, 400ms and so on after the beginning. The pauses between pings grow up to
-// Config.RetryEvery.
+// starts, and 100ms, 200ms, 400ms and so on after the start. The pauses between pings grow up to Config.RetryEvery.
 //
 // In the following cases, no outage starts, because the node answers:
 //
@@ -186,8 +185,8 @@ type Config struct {
 	// call whose deadline is more than Timeout away starts an outage.
 	Timeout time.Duration
 
-	// RetryEvery is the longest pause between two pings of a node during an outage. A settlement that failed is sent
-	// again after RetryEvery, at most ten times. Zero means 1 second.
+	// RetryEvery is the longest pause between two pings of a node during an outage. A settlement that failed is retried
+	// after RetryEvery, at most ten times. Zero means 1 second.
 	RetryEvery time.Duration
 
 	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call waits. Empty
@@ -227,7 +226,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// settleDeadline returns the time within which a settlement that failed may be sent again.
+// settleDeadline returns the time within which a settlement that failed may be retried.
 func (c *Config) settleDeadline() time.Duration {
 	return min(10*min(c.RetryEvery, longest/10)+11*min(c.Timeout, longest/11), longest)
 }
@@ -244,7 +243,7 @@ type Limits struct {
 
 	mu        sync.Mutex
 	stats     Stats         // the metrics, without Down
-	calls     int           // the number of calls of Reserve and Cooldown in progress
+	calls     int           // the number of calls to Reserve and Cooldown in progress
 	quiet     chan struct{} // closed when no call and no settlement is in progress; nil unless a Close waits
 	redisTime time.Time     // the latest known time of Redis's clock
 	readAt    time.Time     // the time on this process's clock when redisTime was read
@@ -269,10 +268,10 @@ func New(cfg Config) *Limits {
 }
 
 // Do reserves the call's tokens and slots, calls fn and returns the error of fn. Do does not correct estimated costs.
-// If fn returns an error whose method Refused() bool returns true, an inner policy did not make the call, and Do
-// refunds the tokens. If the reservation is refused, Do returns a [*throttle.LimitedError]. If the call's slots are
-// lost, the ctx of fn is canceled with the cause [ErrLost]. Within a resiliencehttp.Transport, slots are held until
-// the response has been read or closed.
+// If fn returns an error whose method Refused() bool returns true, an inner policy refused the call, and Do refunds the
+// tokens. If the reservation is refused, Do returns a [*throttle.LimitedError]. If the call's slots are lost, the ctx
+// of fn is canceled with the cause [ErrLost]. Within a resiliencehttp.Transport, slots are held until the response has
+// been read or closed.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -302,7 +301,7 @@ func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) er
 
 // Reserve takes a call's tokens and slots from all of the call's meters. If meters refuse the call, Reserve returns
 // the [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
-// Reserve returns the error of ctx. If ctx ends before Redis answers, Reserve returns an error, but Redis may have
+// Reserve returns the error of ctx. If ctx is done before Redis answers, Reserve returns an error, but Redis may have
 // taken the call's tokens. After Close, Reserve returns [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
@@ -346,7 +345,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 		leaves = r.sets != nil
 		a, err := r.take(ctx, ticket)
 		if end := endOf(ctx); end != nil {
-			if r.admits(a) { // the answer came together with the end of ctx
+			if r.admits(a) { // the answer came, but ctx is done
 				leaves = false
 				r.refund(a)
 			}
@@ -411,9 +410,9 @@ func (c *Config) waitFor(
 	return min(poll, left), "" // the last poll is sent when MaxWait ends
 }
 
-// endOf returns the error of ctx if ctx is done. If the deadline of ctx has passed, ctx counts as done even if it is
-// not canceled yet. A connection with the same deadline often returns an error a moment before ctx is canceled. That
-// error must not start an outage.
+// endOf returns the error of ctx if ctx is done. A ctx whose deadline has expired counts as done even if it is not
+// canceled yet. A connection with the same deadline often returns an error a moment before ctx is canceled. That error
+// must not start an outage.
 func endOf(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded

@@ -15,16 +15,16 @@ type node struct {
 	trouble trouble
 	err     error
 	key     string    // the key of a cooldown on the node, which a ping may write
-	began   time.Time // the time when the trouble began
+	began   time.Time // the time when the trouble started
 	next    time.Time // the time of the next ping
 }
 
 // firstRetry is the time between the start of a node's trouble and the first scheduled ping.
 const firstRetry = 100 * time.Millisecond
 
-// nextTry returns the time after now at which a node is pinged again. began is when the trouble of the node began.
-// The pauses grow with the duration of the trouble, from firstRetry to RetryEvery: the node is pinged 100, 200 and
-// 400ms after began, and so on.
+// nextTry returns the time after now at which a node is pinged again. began is the time when the node's trouble
+// started. The pauses grow with the duration of the trouble, from firstRetry to RetryEvery: the node is pinged 100, 200
+// and 400ms after began, and so on.
 func nextTry(began, now time.Time, retryEvery time.Duration) time.Time {
 	return now.Add(min(retryEvery, max(firstRetry, now.Sub(began))))
 }
@@ -64,9 +64,9 @@ func (l *Limits) tryAll(cfg *Config) {
 	}
 }
 
-// failed records an error that Eval returned for a key, and returns the trouble that the error indicates. If an
-// outage begins, failed pings the node of the key immediately. Thus, an outage that began with a single lost answer
-// ends with the first ping.
+// failed records an error that Eval returned for a key, and returns the trouble that the error indicates. If an outage
+// starts, failed pings the node of the key immediately. Thus, an outage that started with a single lost answer ends
+// with the first ping.
 func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error) trouble {
 	t := troubleOf(err)
 	l.mu.Lock()
@@ -85,7 +85,7 @@ func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error)
 	return t
 }
 
-// setTrouble records the trouble t of a node. If t is empty, the node is healthy. If an outage begins or ends,
+// setTrouble records the trouble t of a node. If t is empty, the node is healthy. If an outage starts or ends,
 // setTrouble returns the event.
 func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error) throttle.EventKind {
 	l.mu.Lock()

@@ -77,7 +77,7 @@ func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lease = math.MaxInt64
-	last := map[string]int{} // the index in calls of the last call for a tag
+	last := map[string]int{} // the index of a tag's last call in calls
 	for r := range l.held {
 		lease = min(lease, r.cfg.Lease)
 		tag := r.meters[0].tag

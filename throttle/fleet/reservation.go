@@ -76,8 +76,8 @@ func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservati
 	return r, nil
 }
 
-// left returns the time for which r may still use its slots. began is when the request that took or renewed the
-// leases was sent. The time ends a twelfth of the lease before the lease, so that this process stops before another
+// left returns the time for which r may still use its slots. began is the time when the request that took or renewed
+// the leases was sent. The time ends a twelfth of the lease before the lease. Thus this process stops before another
 // process gets the slots.
 func (r *Reservation) left(began time.Time) time.Duration {
 	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))

@@ -50,9 +50,8 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...a
 	return a, err
 }
 
-// redisNow returns the current time of Redis's clock, as far as it is known. The time since the last answer is
-// measured with this process's monotonic clock. With the wall clock, a settlement could seem to be late after the
-// wall clock was set.
+// redisNow returns an estimate of the current time of Redis's clock. The time since the last answer is measured with
+// this process's monotonic clock. With the wall clock, a settlement could seem to be late after the wall clock was set.
 func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // A settlement is a script call that is sent to Redis in the background, such as a correction by Settle. After an
-// error, it is sent again, at most ten times.
+// error, the settlement is retried, at most ten times.
 type settlement struct {
 	Call
 	tries int

@@ -38,7 +38,7 @@ func newStats() Stats {
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(l.setting.Load()) // without calls, only Stats and Health notice that an outage has ended
+	l.tryAll(l.setting.Load()) // only Stats and Health notice the end of an outage if there are no calls
 	s := l.stats
 	s.Refusals = maps.Clone(s.Refusals)
 	for _, n := range l.nodes {
@@ -81,7 +81,7 @@ func (l *Limits) health() policy.Health {
 	cfg := l.setting.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(cfg) // without calls, only Stats and Health notice that an outage has ended
+	l.tryAll(cfg) // only Stats and Health notice the end of an outage if there are no calls
 	var worst policy.Health
 	for _, n := range l.nodes {
 		h := policy.Health{Status: policy.Warn, State: string(n.trouble), Err: n.err}

@@ -21,8 +21,7 @@ const (
 func (t trouble) isOutage() bool { return t == nodeDown || t == nodeFull }
 
 // troubleOf classifies an error of Eval. An error is a reply of the server if the error has the method RedisError, as
-// the errors of go-redis have, or if its text begins with a known code. Every other error means that the node is
-// down.
+// the errors of go-redis have, or if its text starts with a known code. Every other error means that the node is down.
 func troubleOf(err error) trouble {
 	text := err.Error()
 	replied, isReply := errors.AsType[interface {

@@ -15,7 +15,7 @@ type Window struct {
 	Per   string // "day", "week" or "month"; empty if Every is set
 	In    *time.Location
 	From  int           // the day on which a month starts, 1 to 31; a shorter month starts on its last day
-	At    time.Duration // when a period starts, as the time since midnight of its first day that clocks in In show
+	At    time.Duration // start of a period, as the time since midnight of its first day that clocks in In show
 }
 
 // longestAt contains the length of the shortest period of each kind. At must be less than this length.
