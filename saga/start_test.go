@@ -82,7 +82,9 @@ func (s slowStart) Start(ctx context.Context, req store.StartRequest) (store.Rec
 // The runner starts a saga that it cannot run yet, and claims it before Start has returned. It reports the start once,
 // before the saga's other events, and waits for a slow observer.
 func TestStartIsReportedFirst(t *testing.T) {
-	for name, observerTakes := range map[string]time.Duration{"claimed first": 0, "while observers run": 10 * time.Second} {
+	for name, observerTakes := range map[string]time.Duration{
+		"claimed first": 0, "while observers run": 10 * time.Second,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var kinds []saga.EventKind
