@@ -182,8 +182,8 @@ func (b *Breaker) enterOpen(now, d time.Duration, err error) {
 	b.counts(now) // remove old results, because the window stops moving now
 	b.lastErr, b.permits = err, b.cfg.Probes
 	b.machine = newOpenMachine(d, b.cfg.Probes)
-	// newOpenMachine has read the clock after now. Read the clock again: until must not be before the time at which the
-	// machine becomes half-open.
+	// newOpenMachine has read the clock after now. Read the clock again, because the time in until must not be before the
+	// time at which the machine becomes half-open.
 	until := b.created.Add(b.now() + d)
 	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
 	b.setState(now, Open, Event{Err: err, OpenFor: d})

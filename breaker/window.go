@@ -40,7 +40,7 @@ type window struct {
 
 type slot struct {
 	succeeded, failed uint32
-	back              uint32 // the number of slots back from a slot with a success to the previous slot with a success
+	back              uint32 // the number of slots back to the previous slot with a success; valid if succeeded is not 0
 }
 
 // A burst is a group of failures whose calls were in flight together.
@@ -144,8 +144,8 @@ func (w *window) replaceSuccess(now, retryAfter time.Duration) {
 	w.failAt(i, retryAfter)
 }
 
-// addHint stores the RetryAfter of a failure. It drops the earlier hints that are not longer, because those hints
-// expire first.
+// addHint stores the RetryAfter of a failure. It removes the earlier hints that are not longer, because dropOld
+// would drop those hints before the new one.
 func (w *window) addHint(retryAfter time.Duration) {
 	w.dropOld()
 	n := len(w.hints)
@@ -170,7 +170,7 @@ func (w *window) longestRetryAfter() time.Duration {
 
 // addToBurst adds f to the newest burst if f's call was in flight when the newest burst started. Otherwise
 // addToBurst starts a new burst, with first as the start. The window must have counted f already. addToBurst
-// drops the earlier bursts that are not larger, because those bursts expire first.
+// removes the earlier bursts that are not larger, because dropOld would drop those bursts before the new one.
 func (w *window) addToBurst(f failure, first moment) {
 	w.dropOld()
 	n := len(w.bursts) - 1
