@@ -16,7 +16,7 @@ type queue struct {
 	pressure []pressure        // the pressure of each level
 }
 
-// A share counts the slots and waiting calls with one share name, at all levels.
+// A share counts the held slots and the waiting calls of one share name, at all levels.
 type share struct {
 	name    string
 	held    int // number of slots that the share's calls hold
