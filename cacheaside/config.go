@@ -26,8 +26,8 @@ type Config[K comparable, V any] struct {
 	// [ErrNotFound]. Required.
 	//
 	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The ctx
-	// of Load is done after LoadTimeout, when the last caller has canceled (see FinishLoads), or when the Cache is closed.
-	// With its ctx, Load may call Get for other keys.
+	// of Load is done when LoadTimeout has elapsed, when the last caller has canceled (see FinishLoads), or when the Cache
+	// is closed. With its ctx, Load may call Get for other keys.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. If LoadMany returns nil or [ErrNotFound] as its error, a key that is
 	// missing from the map does not exist. If LoadMany returns any other error, the missing keys have failed with that

@@ -21,7 +21,7 @@ const (
 type step int
 
 const (
-	stepLoad  step = iota // this process loads the key: the state changes from flightLookup
+	stepLoad  step = iota // end the lookup: this process loads the key
 	stepServe             // finish with the entry of the response
 	stepFail              // finish with an error
 	stepPoll              // another process loads the key: query the Store again after a pause
@@ -274,8 +274,8 @@ func (l *load[K, V]) explain(failed failedFill[K, V]) {
 		began := failed.began
 		if i > 0 {
 			began = l.c.now()
-			// Only a current flight may store its value if ReplicaLag is set. This flight has finished, so it is unknown whether
-			// the key was invalidated since.
+			// ReplicaLag allows only a current flight to store its value. This flight has finished, so it is unknown whether the
+			// key was invalidated since.
 			if l.cfg.ReplicaLag <= 0 {
 				if _, err = l.store(failed.flights[i : i+1]); err == nil {
 					continue

@@ -32,10 +32,10 @@ type Store interface {
 	// a time.
 	Shard(key string) uint8
 
-	// Acquire queries the key of each Request. If a key has no fresh value or its Request sets Refresh, the caller gets
-	// the lease of the key, unless another process holds the lease. Each holder of a lease gets the Grant of the current
-	// generation, even a holder that takes over an expired lease. A Grant is the right to store a value of the key with
-	// Fill.
+	// Acquire reads the value of each Request's key. If a key has no fresh value or its Request sets Refresh, the caller
+	// gets the lease of the key, unless another process holds the lease. Each holder of a lease gets the Grant of the
+	// current generation, even a holder that takes over an expired lease. A Grant is the right to store a value of the key
+	// with Fill.
 	Acquire(ctx context.Context, requests ...Request) ([]Response, error)
 
 	// Fill stores the value of each entry and ends the lease of the entry's key. Fill does not store a value if the
