@@ -403,7 +403,8 @@ func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 				changed(key)
 			}
 		case <-quiet.C:
-			// The subscription may still work if a heartbeat cannot be published. Repeat the heartbeat until grace has elapsed.
+			// The subscription may work even if a heartbeat cannot be published. Repeat the heartbeat until grace has
+			// elapsed.
 			if lost.IsZero() {
 				lost = time.Now().Add(s.grace())
 			}
