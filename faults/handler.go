@@ -37,7 +37,7 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		_, _ = io.WriteString(w, p.text())
 	case Hang:
 		if r.Body != nil {
-			// net/http does not notice that the client has disconnected until the body is read.
+			// net/http notices that the client has disconnected only after the body has been read.
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
 				return
 			}
