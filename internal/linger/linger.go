@@ -44,7 +44,7 @@ const (
 type Key struct{}
 
 // A stream is the ctx of a call whose work is a stream. A stream may be open for too long to hold a slot or to be
-// limited by a timeout. Policies observe when the work ends, but release slots and timeouts when their functions
+// limited by a timeout. Policies observe the outcome of the work, but release slots and timeouts when their functions
 // return. The functions return when the stream is open, and the server may not have answered by then.
 //
 // resiliencegrpc implements this interface. It does so with a method of ctx, because resiliencegrpc must not import
