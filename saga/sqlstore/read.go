@@ -187,7 +187,8 @@ func (s *tables) readQueues(ctx context.Context, text string, args ...any) ([]qu
 }
 
 func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
-	// The statements read up to CountLimit entries of an index for each number of a definition, or of each tenant.
+	// The statements read up to CountLimit entries of an index to count the sagas of one definition with one status, or
+	// the due sagas of one queue.
 	defer named("counts", &err)
 	var now int64
 	if err := s.db.QueryRowContext(ctx, s.sql("SELECT {now}")).Scan(&now); err != nil {

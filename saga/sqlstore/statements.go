@@ -87,8 +87,8 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
 	renew = `UPDATE {p}saga SET lease = ?, wake_at = {now} + ? WHERE id IN ({ids})`
 
-	// A lease that ends later than the same lease would end if it started now was written before the clock was set back.
-	// The LIMIT bounds the duration of the transaction that shortens the leases.
+	// A lease is too long if it ends later than an equal lease that starts now: the clock was set back after the lease was
+	// written. The LIMIT bounds the duration of the transaction that shortens the leases.
 	isTooLong  = ` AND {live} AND owned = 1 AND wake_at > {now} + lease`
 	tooLong    = `SELECT id FROM {by live} WHERE 1 = 1` + isTooLong + ` LIMIT 1000`
 	limitLease = `UPDATE {p}saga SET wake_at = {now} + lease WHERE id IN ({ids})` + isTooLong
