@@ -465,7 +465,7 @@ func (m *machine) goForward(now time.Time) {
 			}
 			opened = m.Steps[i].Status == StepWaiting && m.open(i, now) || opened
 		}
-		if !opened { // a step whose wait has ended may be done already
+		if !opened { // otherwise repeat: a step whose wait has ended may be done
 			m.stickIfOver(m.p.groups[m.at])
 			return
 		}
@@ -870,8 +870,8 @@ func hasBegun(st *StepState) bool {
 	return true
 }
 
-// move makes p, another version of the definition, the definition of the saga. It finds, by name, the steps for
-// which hasBegun returns true.
+// move makes p, another version of the definition, the definition of the saga. It finds each step by its name.
+// The steps for which hasBegun returns true must be in p, in the same order.
 func (m *machine) move(p *program) error {
 	steps, pivotDone, at := newMachine(p).Steps, m.pivotDone(), 0
 	for _, st := range m.Steps {

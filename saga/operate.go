@@ -223,8 +223,8 @@ func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, e
 	if !bytes.Equal(m.State, rec.State) {
 		req.State = m.State
 	}
-	// The signals or children for which the saga waits may have arrived or ended by now. So the saga is due immediately,
-	// and its next owner reads them.
+	// A saga that waits for signals or children is due immediately, because they may have arrived or ended by now. The
+	// saga's next owner reads them.
 	if !m.onOutside(rec.Now) && !d.WakeAt.IsZero() {
 		req.WakeIn = max(d.WakeAt.Sub(rec.Now), 0)
 	}
