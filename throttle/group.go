@@ -86,7 +86,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // use makes cfg the current configuration of all keys.
 func (g *Group[K]) use(cfg *GroupConfig[K]) {
-	members := g.table.Locked(g.mu.Lock) // no call takes tokens of a key that has the old configuration until Unlock
+	members := g.table.Locked(g.mu.Lock) // before Unlock, no call takes tokens of a key that has the old configuration
 	meters := []*meter{&g.table.Overflow().Value}
 	for _, m := range members {
 		meters = append(meters, &m.Value)
