@@ -382,7 +382,8 @@ func inFlight(at time.Duration, n int, f func(w *grpcWorld)) func(w *grpcWorld) 
 // connection is closed, gRPC may still open a stream on it, which then fails: each subscriber may lose a call so.
 func subscribers(n int) func(w *grpcWorld) {
 	return func(w *grpcWorld) {
-		ctx, cancel := context.WithTimeout(context.Background(), w.row.length)
+		// Not a deadline: the server would end the streams by it, too, and they would be opened again before ctx is done.
+		ctx, cancel := context.WithCancel(context.Background())
 		for range n {
 			w.calls.Go(func() {
 				for ctx.Err() == nil {
@@ -404,7 +405,7 @@ func subscribers(n int) func(w *grpcWorld) {
 				}
 			})
 		}
-		<-ctx.Done()
+		time.Sleep(w.row.length)
 		cancel()
 	}
 }
