@@ -9,9 +9,9 @@ import "slices"
 // while a child is stuck. The step is undone when all its children have turned back, including completed children. An
 // abandoned child counts as undone.
 //
-// Children whose definition has a pivot can be started only by the parent's pivot or a later step. A step whose
-// children have a pivot does not fail before all its children have ended. If the children of a step have a pivot and
-// all of them were compensated, the step took no effect.
+// Children whose definition has a pivot can be started only by the parent's pivot or a later step. If the children's
+// definition has a pivot, their step does not fail before all of its children have ended. If all these children were
+// compensated, the step took no effect.
 //
 // [Register] registers the definition of the children together with the parent's. Children can run in any runner that
 // knows their definition. Children are deleted with their parent.
@@ -27,8 +27,9 @@ type child struct {
 
 // ChildOf returns a Child with one saga of the definition sg. The function begin returns the child's initial state.
 // Each call to begin must return the same state, and begin must not change s. The function end merges the final state
-// of the completed child into s; end may be nil. An error of begin or end is treated like an error of a Do, except that
-// a [Declined] error applies to one attempt only.
+// of the completed child into s; end may be nil. An error of begin or end is treated like an error of a Do, with one
+// exception. A [Declined] error reports only that the current attempt took no effect. Earlier attempts may have taken
+// effect.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}

@@ -14,8 +14,8 @@ import (
 type Command struct {
 	ID      string // "<saga id>/<step>/do" or "<saga id>/<step>/undo", the same for all attempts
 	Attempt int    // the number of the attempt, from 1; attempts before a crash may be missing
-	// Epoch is a fencing token: it grows each time that a runner claims the saga. Epoch is zero with [Run], on Temporal,
-	// and in a sagahttp.Handler.
+	// Epoch is a fencing token: it grows each time that a runner claims the saga. Epoch is zero if the saga runs in [Run]
+	// or on Temporal. Epoch is also zero in a sagahttp.Handler.
 	Epoch int64
 }
 
@@ -43,7 +43,8 @@ func CommandFrom(ctx context.Context) Command {
 	return Command{}
 }
 
-// WithCommand returns a ctx with cmd, for [Apply] in a participant that received the ID in a message.
+// WithCommand returns a ctx with cmd. If a participant received the command ID in a message, the participant calls
+// [Apply] with this ctx.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	return context.WithValue(ctx, commandKey{}, &explicitCommand{cmd, signalsFrom(ctx)})
 }
@@ -59,8 +60,8 @@ func (r *runID) id() string {
 	return r.text
 }
 
-// DoID returns the ID of the step's Do: c.ID if the command is a Do, or the ID of the Do that the command undoes. DoID
-// returns "" if c.ID is not the id of a command.
+// DoID returns the ID of the step's Do. If the command is a Do, this is c.ID. If the command is an Undo, this is the ID
+// of the Do that it undoes. DoID returns "" if c.ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
 // ChildID returns the id of the nth child of a step, counted from 0: "<id>/<step>/<n>". If the id would be too long, it

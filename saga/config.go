@@ -20,8 +20,8 @@ type RunnerConfig struct {
 	// heartbeats, which extend its leases. If the runner's process crashes, other runners can take the saga over after the
 	// lease has expired. Zero means 15 seconds; the minimum is 10ms.
 	LeaseTTL time.Duration
-	// Poll is the interval at which the runner queries the store for due sagas, and at which [Handle.Result] checks
-	// whether a saga has ended. Zero means 1 second.
+	// Poll is the interval at which the runner queries the store for due sagas. It is also the interval at which
+	// [Handle.Result] checks whether a saga has ended. Zero means 1 second.
 	Poll time.Duration
 	// Concurrency limits the number of sagas that the runner holds at the same time. A runner does not hold a saga while
 	// the saga waits for a signal, for children, or for more than LeaseTTL/3. Zero means 64; the maximum is 10,000.
@@ -29,9 +29,9 @@ type RunnerConfig struct {
 	// Drain is the time for which attempts may continue after the ctx of [Runner.Run] is done. After Drain, the ctx of the
 	// attempts is canceled. Zero means 10 seconds; [None] means that the ctx of the attempts is canceled immediately.
 	Drain time.Duration
-	// MaxTakeovers is the number of times that runners may take a saga over from crashed processes before one of its steps
-	// succeeds. If a saga exceeds MaxTakeovers, the saga is stuck, because its steps may have crashed the processes. Zero
-	// means 10; [Unlimited] means no limit.
+	// MaxTakeovers limits how many times runners take a saga over from crashed processes. The number of takeovers starts
+	// at zero again when a step of the saga succeeds. If a saga exceeds MaxTakeovers, the saga is stuck, because its steps
+	// may have crashed the processes. Zero means 10; [Unlimited] means no limit.
 	MaxTakeovers int
 
 	// Retention is the time for which the store keeps sagas after they have ended.

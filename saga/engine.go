@@ -22,9 +22,10 @@ import (
 //
 //	var _ saga.Engine = (*Engine)(nil)
 //
-// An engine stores a [Snapshot] of each saga, and changes it only by calls to [Definition.Decide], which returns a
-// [Decision]. The engine performs the Decision's Calls with [Definition.Perform], in any process. Until the saga has
-// ended, the engine passes the answers of calls, new signals and operations to another Decide.
+// An engine stores a [Snapshot] of each saga. To change the Snapshot, the engine must call [Definition.Decide]. Decide
+// returns a [Decision], which has the new Snapshot. The engine performs the Decision's Calls with [Definition.Perform],
+// in any process. Until the saga has ended, the engine calls Decide again with new events: answers of calls, signals
+// and operations.
 //
 // Package enginetest has the tests that an engine must pass. Until version 1.0.0, a minor version may change Engine and
 // the types that only engines use.
@@ -46,15 +47,15 @@ type Engine interface {
 	Signal(ctx context.Context, id, name string, payload []byte) error
 	// Operate applies an operator's action. The error matches ErrNotAllowed if the saga does not allow the action.
 	Operate(ctx context.Context, id string, op Operation) error
-	// List returns a page of the sagas that the filter selects, the latest first. The result next is the Filter.After for
-	// the following page, or "" if there are no more pages.
+	// List returns a page of the sagas that the filter selects, the latest first. To get the following page, set
+	// Filter.After to next, the second result. If there are no more pages, next is "".
 	List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error)
 }
 
-// A TxEngine is an Engine whose sagas can start, and be signaled, in a transaction of their database.
+// A TxEngine is an Engine that can start and signal a saga in a transaction of the database that stores the saga.
 type TxEngine interface {
 	Engine
-	// StartTx is like Start, but starts the saga in tx: the saga exists if tx commits.
+	// StartTx is like Start, but starts the saga in tx. The saga exists if tx commits.
 	StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error
 	// SignalTx is like Signal, but records the signal in tx.
 	SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error
@@ -100,10 +101,10 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 	return Snapshot{m}, nil
 }
 
-// Decide returns the next actions for a saga. The argument was is the saga's latest snapshot; the argument in has the
-// events since that snapshot. Decide reads no clock and performs no calls. Apart from the Codec, the result of Decide
-// depends only on its arguments. An engine that replays its history must record each Decision, because a later version
-// of this package may decide differently.
+// Decide returns the next actions for a saga, given the saga's latest snapshot (was) and the events since that snapshot
+// (in). Decide reads no clock and performs no calls. Apart from the Codec, the result of Decide depends only on its
+// arguments. An engine that replays its history must record each Decision, because a later version of this package may
+// decide differently.
 //
 // If in.Operation has a Version, Decide moves a saga of another version to d. An Input with such an Operation must have
 // no Answers and no Signals.
@@ -205,8 +206,8 @@ type Decision struct {
 	WakeAt     time.Time // the time of the next Decide if nothing happens before; zero means never
 	Log        []Entry   // the new entries of the saga's log
 	NotAllowed string    // why Input.Operation is not allowed, or ""
-	// SignalsRefused has the name of each new signal that was not recorded, with the reason: no step awaits the signal, or
-	// the saga turned back or ended before the signal arrived.
+	// SignalsRefused maps the name of each new signal that was not recorded to the reason. A signal is not recorded if no
+	// step awaits it, or if the saga turned back or ended before the signal arrived.
 	SignalsRefused map[string]string
 
 	why      error         // the cause with which the calls in Stop are canceled

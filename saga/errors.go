@@ -43,14 +43,14 @@ var (
 
 // An Error is the error of a saga that did not complete. An Error matches [ErrCompensated], [ErrStuck] or
 // [ErrAbandoned], and unwraps to Err and to the errors in Failed. An Error from [Run] contains the errors that the
-// steps returned. An Error from [Handle.Result] contains only the recorded texts of these errors, so its Err can match
-// only ErrCanceled, ErrDeadline and ErrNoSignal.
+// steps returned. An Error from [Handle.Result] contains only the recorded texts of these errors. So in an Error from
+// Handle.Result, Err can match only ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
 	Saga   string    // the Name of the definition
 	ID     string    // the saga's id; empty from Run
 	Status Status    // Compensated, Stuck or Abandoned
 	Step   string    // the step at which the saga turned back or got stuck
-	Err    error     // the error of Step, ErrCanceled, ErrDeadline, the ctx's error, or an operator's note
+	Err    error     // one of: Step's error, ErrCanceled, ErrDeadline, the ctx's error, an operator's note
 	Failed []Failure // the steps that could neither be done nor undone
 }
 
@@ -125,16 +125,16 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 //
 // An error whose Answered method returns true is also permanent, unless its Retryable method returns true. A Retryable
 // method that returns false does not make an error permanent, because the method is about a single call, not about the
-// step. The error of a policy that refused the call is never permanent, even inside Permanent.
+// step. The error of a policy that refused the call is never permanent, even if it was passed to Permanent.
 func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
-// Declined marks err as the participant's final rejection of a command: no attempt of the step has taken effect, and
-// none will, even if a request is still in transit. The step is neither retried nor undone. If the step is the pivot,
-// the saga turns back. Declined(nil) is nil.
+// Declined marks err as the participant's final rejection of a command. No attempt of the step has taken effect. No
+// attempt will take effect later, even if a request is still in transit. The step is neither retried nor undone. If the
+// step is the pivot, the saga turns back. Declined(nil) is nil.
 //
 // A participant may return Declined only if it records the decision, as [Apply] does. Joined errors count as declined
-// only if each of the errors is declined. The error of a policy that refused the call is never declined, even inside
-// Declined.
+// only if each of the errors is declined. The error of a policy that refused the call is never declined, even if it was
+// passed to Declined.
 func Declined(err error) error { return wrapFinal(err, declined) }
 
 // withoutEffect marks err as the error of an attempt that took no effect and must not be retried. Earlier attempts may

@@ -59,27 +59,27 @@ const (
 	EventCreated     EventKind = "created"     // the saga was started; [Handle.StartTx] delays this event
 	EventTakenOver   EventKind = "taken_over"  // a runner took the saga over from an owner that did not release it
 	EventTurnedBack  EventKind = "turned_back" // the saga turned back, and starts to undo its steps
-	EventCanceled    EventKind = "canceled"    // the saga's owner received a request to cancel it
+	EventCanceled    EventKind = "canceled"    // the saga's owner received a request to cancel the saga
 	EventCompleted   EventKind = "completed"   // every step is done
 	EventCompensated EventKind = "compensated" // every step is undone
 	EventStuck       EventKind = "stuck"       // the saga cannot continue without an operator
 	EventAbandoned   EventKind = "abandoned"   // an operator ended the saga
 	EventRetried     EventKind = "retried"     // an operator retried the saga
-	EventParked      EventKind = "parked"      // the runner released the saga because it waits
+	EventParked      EventKind = "parked"      // the runner released the saga because the saga waits
 	EventResumed     EventKind = "resumed"     // steps continued, for example after a wait
-	EventReleased    EventKind = "released"    // the runner released the saga because the runner stops or cannot read it
+	EventReleased    EventKind = "released"    // the runner stops or cannot read the saga, and released the saga
 
 	EventStepDone       EventKind = "step_done"        // Do took effect
 	EventStepFailed     EventKind = "step_failed"      // Do failed permanently; it may have taken effect
 	EventStepNoEffect   EventKind = "step_no_effect"   // Do failed permanently, without effect
-	EventStepRefused    EventKind = "step_refused"     // the first of consecutive refusals of an attempt by a policy
+	EventStepRefused    EventKind = "step_refused"     // a policy refused an attempt; only once for consecutive refusals
 	EventStepSkipped    EventKind = "step_skipped"     // an operator skipped the step
 	EventStepUndone     EventKind = "step_undone"      // Undo took effect
 	EventStepUndoFailed EventKind = "step_undo_failed" // Undo failed permanently
 )
 
-// Kinds of events of which only observers are notified. They are written to the saga's log only if a comment mentions
-// the log.
+// Kinds of events of which only observers are notified. These events are not written to the saga's log, with one
+// exception: an EventStalled for an attempt that has not returned.
 const (
 	EventAttempted EventKind = "attempted" // an attempt has ended
 	// EventStalled reports one of three problems:
@@ -90,7 +90,7 @@ const (
 	//   - The runner cannot read the saga, and releases the saga for another build of the program. Event.Step is empty.
 	EventStalled     EventKind = "stalled"
 	EventLost        EventKind = "lost"         // the saga was abandoned, or another runner may hold it now
-	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner calls it again later
+	EventStoreFailed EventKind = "store_failed" // a call to the store failed; the runner calls the store again later
 )
 
 // An Outcome is the result of an attempt of a step.
@@ -100,9 +100,9 @@ const (
 	OutcomeDone         Outcome = "done"          // the attempt returned nil
 	OutcomeDeclined     Outcome = "declined"      // the participant declined the command; see [Declined]
 	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
-	OutcomeFailed       Outcome = "failed"        // an Undo failed, or a Do failed without effect, such as a DoTx
+	OutcomeFailed       Outcome = "failed"        // an Undo failed, or a Do (for example, a DoTx) failed without effect
 	OutcomeRefused      Outcome = "refused"       // a policy refused the call, or no transaction could start
-	OutcomeInterrupted  Outcome = "interrupted"   // the runner canceled the attempt because it stopped or lost the saga
+	OutcomeInterrupted  Outcome = "interrupted"   // the runner stopped, or lost the saga, and canceled the attempt
 )
 
 // An Event reports a change or a problem of a saga or of a [Runner].
@@ -140,11 +140,12 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeDeclined
 }
 
-// Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does
-// not continue until f returns. An event in the log is reported only after it was written. If the process crashes
-// between the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call
-// Observe before Run. If neither a runner nor its registry has an observer, slog.Default logs a warning for each
-// EventStuck and EventStalled, and at most one warning per second for EventStoreFailed.
+// Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does not
+// continue until f returns. An event in the log is reported only after it was written. If the process crashes between
+// the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call Observe
+// before Run. If neither a runner nor its registry has an observer, the runner logs warnings to slog.Default. The
+// runner logs one warning for each EventStuck and EventStalled, and at most one warning per second for
+// EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }

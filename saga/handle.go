@@ -16,10 +16,10 @@ type Handle[S any] struct {
 	versions map[int]*program // the programs of current and of the older definitions, by version
 }
 
-// Register registers the definition current with an engine, usually a [*Runner], and returns a Handle for it. Register
-// also registers the older versions of the definition, and the definitions of child sagas. New sagas have the Version
-// of the definition current; sagas of an older version continue with their older definition. Register may be called
-// again with the same definitions.
+// Register registers a definition (current) with an engine, usually a [*Runner], and returns a Handle for the
+// definition. Register also registers the older versions of the definition, and the definitions of child sagas. New
+// sagas use the current definition. Sagas of an older version continue with the definition of that version. Register
+// may be called again with the same definitions.
 //
 // Register panics in these cases:
 //
@@ -27,7 +27,7 @@ type Handle[S any] struct {
 //   - A definition needs transactions and the engine has none.
 //   - A different definition with the same name and version is registered already.
 //   - A definition has no Codec, and JSON does not keep all fields of S.
-//   - A definition in older has another Name than current.
+//   - An older definition has a different Name from the current definition.
 func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	h := &Handle[S]{engine: e, versions: make(map[int]*program, 1+len(older))}
 	for _, sg := range append([]*Saga[S]{current}, older...) {
@@ -66,7 +66,7 @@ func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error
 	return h.engine.Start(ctx, h.current, id, data)
 }
 
-// StartTx is like [Handle.Start], but it starts the saga in tx, a transaction of the store's database: the saga exists
+// StartTx is like [Handle.Start], but it starts the saga in tx, a transaction of the store's database. The saga exists
 // if tx commits. A runner finds the saga at the runner's next poll, or after a call to [Runner.Wake]. Observers are
 // notified of [EventCreated] only when a runner has found the saga. The error matches [ErrNoTx] if the engine has no
 // transactions.
@@ -151,12 +151,12 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 // The error matches [ErrNotFound] if there is no such saga. The error matches [ErrNotAllowed] if no step awaits the
 // signal, or if the saga turned back or ended before a signal of that name arrived.
 //
-// If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, in the Do of
-// each later step, and in each Undo, even if the saga turns back. So if a payment arrives while the customer cancels,
-// the payment can always be refunded. If Signal returns an error, the caller of Signal must refund the payment. If
-// Signal returns nil and the saga turns back, the Undo of a step before the wait must refund the payment. Accept no
-// payment before the step with the refunding Undo is done, because a step that never started, or took no effect, is not
-// undone.
+// If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, and in the Do of
+// each later step. If the saga turns back, SignalFrom also returns the payload in each Undo. So if a payment arrives
+// while the customer cancels, the payment can always be refunded. If Signal returns an error, the caller of Signal must
+// refund the payment. If Signal returns nil and the saga turns back, the Undo of a step before the wait must refund the
+// payment. Do not accept a payment until that step is done. Otherwise the payment might not be refunded, because a step
+// that never started or took no effect is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }

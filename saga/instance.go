@@ -32,7 +32,7 @@ type Instance struct {
 	CompleteBy time.Time // the time when the saga turns back because of Saga.Timeout; zero means never
 
 	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // claims from crashed owners since a step last succeeded
+	Takeovers       int    // takeovers from crashed owners since a step last succeeded
 	LastError       string // the latest failure, even if an attempt succeeded later, or the note of ActionAbandon
 	CancelRequested bool   // a request to cancel was recorded
 
@@ -52,12 +52,12 @@ type Instance struct {
 type StepState struct {
 	Name         string     `json:"n"`
 	Status       StepStatus `json:"s"`
-	Attempts     int        `json:"a,omitempty"` // attempts of Do, as far as they are recorded
+	Attempts     int        `json:"a,omitempty"` // recorded attempts of Do
 	Undos        int        `json:"u,omitempty"` // attempts of Undo
 	Refusals     int        `json:"r,omitempty"` // consecutive refusals by a policy
 	MaybeApplied bool       `json:"m,omitempty"` // an attempt of Do may have taken effect
 	Error        string     `json:"e,omitempty"` // the error of the latest failed attempt
-	NotBefore    time.Time  `json:"t,omitzero"`  // the time when the next attempt may start, or the wait ends
+	NotBefore    time.Time  `json:"t,omitzero"`  // the time when the next attempt may start, or when the step's wait ends
 
 	WaitingSince time.Time `json:"w,omitzero"`  // the time when the wait for a Delay, an Await or children started
 	Children     int       `json:"c,omitempty"` // the recorded number of sagas that the step has started
@@ -250,8 +250,9 @@ const (
 	// and their results are dropped. If [Handle.Cancel] was called before ActionRetry, the saga turns back.
 	ActionRetry Action = "retry"
 
-	// ActionSkip declares a step settled without another attempt. The saga continues after the step, and does not undo the
-	// step later. The step must be waiting or have been started, and must be neither done nor undone.
+	// ActionSkip gives a step the status StepSkipped, without another attempt. The saga continues after the step, and does
+	// not undo the step later. A step can be skipped if it is waiting, or if it was started and is neither done nor
+	// undone.
 	ActionSkip Action = "skip"
 
 	// ActionCompensate turns back a saga whose pivot is not done. If a pivot without Undo may have taken effect,

@@ -29,14 +29,14 @@ type Filter struct {
 
 	CreatedBefore time.Time // only sagas created before this time of the store's clock
 
-	After string // the result next of List for the previous page
+	After string // the second result of List for the previous page
 	Limit int    // the number of sagas in a page; zero means 100
 
-	WithoutState bool // omit the State, which saves reading it
+	WithoutState bool // omit the State, so the store need not read it
 }
 
-// List returns a page of the sagas that the filter selects, the latest first. The result next is the Filter.After for
-// the following page, or "" if there are no more pages.
+// List returns a page of the sagas that the filter selects, the latest first. To get the following page, set
+// Filter.After to next, the second result. If there are no more pages, next is "".
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -120,13 +120,14 @@ type Operation struct {
 	// if the saga is stuck, or if it waits and no runner holds it. The saga's log records the Note, whether the state was
 	// replaced, and the old and the new version.
 	State []byte
-	// Version moves the saga to another registered version of its definition. The new version must have, in the same
-	// order, all of the saga's steps that are done, undone or skipped, or that may have taken effect. If the saga's pivot
-	// is done, the pivot of the new version must be done as well. If the new version has an additional step before the
-	// steps that were done, the saga continues with the additional step, even after the pivot. If the additional step
-	// returns a [Declined] error after the pivot, the saga is stuck. A Delay or Await after the additional step starts
-	// over. Version may be the saga's own version if a deployment changed the steps of that version. Zero means that the
-	// version does not change, so a saga cannot be moved to version 0.
+	// Version moves the saga to another registered version of its definition. The new version must have all steps of the
+	// saga that are done, undone or skipped, or that may have taken effect. These steps must be in the same order as in
+	// the old version. If the saga's pivot is done, the pivot of the new version must be done as well. If the new version
+	// has an additional step before the steps that were done, the saga continues with the additional step. This is the
+	// case even if the pivot is done. If the additional step returns a [Declined] error after the pivot, the saga is
+	// stuck. If a step after the additional step was waiting for its Delay or Await, that wait starts over. Version may be
+	// the saga's own version if a deployment changed the steps of that version. Zero means that the version does not
+	// change, so a saga cannot be moved to version 0.
 	Version int
 }
 
@@ -168,9 +169,10 @@ func (op *Operation) note(was int) string {
 	return shorten(op.Note, maxText-len(changes)-len("...")) + changes
 }
 
-// Operate applies an operator's action to a saga. The error matches [ErrNotFound] if there is no such saga,
-// [ErrNotAllowed] if the saga's status or its log does not allow the operation, and [ErrNotRegistered] if the operation
-// needs the saga's definition and this runner does not have it.
+// Operate applies an operator's action to a saga. The error matches [ErrNotFound] if there is no such saga. The error
+// matches [ErrNotAllowed] if the saga's status does not allow the operation, or if the saga's log has grown (see
+// Operation.Seq). The error matches [ErrNotRegistered] if the operation needs the saga's definition and this runner
+// does not have it.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if err := op.checkReplacement(); err != nil {
 		return fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)

@@ -19,9 +19,9 @@ import (
 // the caller's goroutine, or on separate goroutines if the saga has parallel steps. All steps receive the same s.
 //
 // When ctx is done, the saga turns back, and its Undos are called with a ctx that is not canceled. After the pivot, the
-// saga does not turn back, and its steps are also called with a ctx that is not canceled. If a step after the pivot
-// fails or must wait while ctx is done, the saga is stuck. The saga is also stuck if ctx is done while the outcome of a
-// pivot without Undo is unknown.
+// saga does not turn back. The steps after the pivot are also called with a ctx that is not canceled. If ctx is done
+// and a step after the pivot fails or must wait, the saga is stuck. The saga is also stuck if ctx is done while the
+// outcome of a pivot without Undo is unknown.
 //
 // If a Do panics, Run undoes the steps before it, and then panics with the same value. If an Undo panics, the steps
 // before it are not undone.

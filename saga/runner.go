@@ -90,7 +90,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	return r
 }
 
-// Config returns the configuration with its defaults.
+// Config returns the configuration, with the default values in place of zero values.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
 
 // Register implements [Engine]. Programs call the function [Register].
@@ -152,7 +152,8 @@ func (r *Runner) Wake() {
 //
 // When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. Then Run releases the runner's sagas,
 // and other runners can claim them. If a saga cannot be released, another runner takes the saga over when the lease has
-// expired. Run returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer does not return.
+// expired. Once ctx is done, Run returns within about Drain plus LeaseTTL, unless a step ignores its ctx or an observer
+// does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

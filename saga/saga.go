@@ -1,6 +1,6 @@
 // Package saga runs sequences of steps that can be undone. Each step has a function that does its work (Do) and a
-// function that undoes it (Undo). Even across crashes, every saga ends as completed (all steps are done) or compensated
-// (all steps are undone), or is reported as stuck until an operator acts.
+// function that undoes it (Undo). Every saga ends as completed (all steps are done) or compensated (all steps are
+// undone), or is reported as stuck until an operator acts. With a [Runner], this is true even if processes crash.
 //
 //	trip := &saga.Saga[Trip]{
 //		Name: "trip", Version: 1,
@@ -55,7 +55,7 @@
 //
 // If an earlier attempt of a step may have taken effect, the step is undone even if later attempts are refused. If a
 // pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether the pivot took
-// effect. Only nil and Declined report the outcome of a pivot without an Undo with certainty.
+// effect. Only nil and Declined report with certainty whether such a pivot took effect.
 //
 // docs/saga.md is the guide.
 //
@@ -87,10 +87,10 @@ type Saga[S any] struct {
 	// version exist, pass the old definition to [Register] together with the new one.
 	//
 	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the new
-	// field, but they preserve its value, even in nested structs, maps and slices. The value of a new field is lost in a
-	// type that has its own methods for JSON or text encoding, such as UnmarshalJSON. The value is also lost in an element
-	// of a slice if a step both changes and moves that element. In a saga that was started before a field existed, the
-	// field has its zero value.
+	// field, but they preserve its value, even in nested structs, maps and slices. There are two exceptions. The value of
+	// a new field is lost if the field is inside a type that has its own methods for JSON or text encoding, such as
+	// UnmarshalJSON. The value is also lost if the field is in an element of a slice and a step both changes the element
+	// and moves it to another index. In a saga that was started before a field existed, the field has its zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
@@ -120,9 +120,8 @@ type Step[S any] struct {
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. Undo may be called several times, even if Do never took effect. Undo may also be called before a
 	// delayed request of Do reaches the participant. The participant must then reject the delayed request. The pivot and
-	// the steps after it need no Undo. Any step that is neither the pivot nor after it needs an Undo or UndoTx, unless the
-	// step has ReadOnly or a Child, or only waits. A step that has ReadOnly or a Child, or that only waits, must have
-	// neither Undo nor UndoTx.
+	// the steps after it need no Undo. All other steps need an Undo or UndoTx, except steps with ReadOnly, steps with a
+	// Child, and steps that only wait. These three kinds of steps must have neither Undo nor UndoTx.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is like Do, but its changes are applied exactly once. DoTx makes its changes in tx, a transaction of the
@@ -172,9 +171,9 @@ type Step[S any] struct {
 	// UndoAttempts limits the number of attempts of Undo. If the last attempt fails, the saga is stuck. Attempts that a
 	// policy refused do not count. Zero means 20; [Unlimited] means no limit.
 	UndoAttempts int
-	// Backoff returns the wait after a failed attempt, whose number, from 1, is the argument. If the attempt's error has a
-	// RetryAfter method that returns a longer wait, the step uses the longer wait, up to about 1 hour. Nil means
-	// Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait after a failed attempt. The argument is the number of the attempt, from 1. If the attempt's
+	// error has a RetryAfter method that returns a longer wait, the step uses the longer wait, up to about 1 hour. Nil
+	// means Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
 	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. Middleware
@@ -185,9 +184,9 @@ type Step[S any] struct {
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff with random waits. The argument first is the maximum wait after the first attempt.
-// The maximum wait doubles with each further attempt, up to the argument longest. All waits are zero if first or
-// longest is not positive.
+// Exponential returns a Step.Backoff with random waits. After the first attempt, the maximum wait is the duration
+// first. With each further attempt, the maximum wait doubles, up to the duration longest. All waits are zero if first
+// or longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {

@@ -29,7 +29,7 @@ type Stats struct {
 	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 }
 
-// A Count has the numbers of a definition's sagas that have not ended, for all versions of the definition together. A
+// A Count counts the sagas of a definition that have not ended. All versions of the definition are counted together. A
 // number of 10,000 means 10,000 or more.
 type Count struct {
 	Saga         string // the Name of the definition
@@ -38,7 +38,7 @@ type Count struct {
 	Stuck        int    // sagas that are Stuck
 
 	Due    int           // running or compensating sagas that a runner may claim
-	DueFor time.Duration // the time for which the longest waiting of the due sagas has been due
+	DueFor time.Duration // the time since the first of the due sagas became due
 }
 
 // Stats returns the metrics of this runner.
@@ -51,8 +51,8 @@ func (r *Runner) Stats() Stats {
 	return s
 }
 
-// Counts counts the sagas in the store that have not ended, by definition. The result now is the time of the store's
-// clock.
+// Counts counts the sagas in the store that have not ended, separately for each definition. The second result is the
+// time of the store's clock.
 func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err error) {
 	found, err := r.store.Counts(ctx)
 	if err != nil {
@@ -173,10 +173,11 @@ func (c *counters) store(counts []Count) {
 
 // Describe implements [policy.Describer].
 //
-// The metrics are the [Stats] and, for each definition, saga.sagas by status and saga.step.attempts by outcome. The
-// metrics saga.stored, saga.due and saga.due.age_seconds describe the sagas in the store, which all runners share. So
-// do not add up saga.stored, saga.due or saga.due.age_seconds over several runners. The values of these three metrics
-// are some seconds old. While the store does not answer, they keep their last values for 5 minutes and are then 0.
+// The metrics include the [Stats]. For each definition, saga.sagas counts the sagas by status, and saga.step.attempts
+// counts the attempts of steps by outcome. The metrics saga.stored, saga.due and saga.due.age_seconds describe the
+// sagas in the store, which all runners share. So do not add up saga.stored, saga.due or saga.due.age_seconds over
+// several runners. The values of these three metrics are some seconds old. While the store does not answer, they keep
+// their last values for 5 minutes and are then 0.
 //
 // The health check queries the store. A Health that is not Pass has one of these states:
 //
