@@ -11,8 +11,8 @@ var (
 	// which is also the cause of the term's ctx.
 	ErrLost = errors.New("lease: lost")
 
-	// ErrRunTaken is returned by [Store].Renew if a run of [Candidate.Every] is not later than the last recorded run. If
-	// Renew returns ErrRunTaken, Every does not call its function for the run.
+	// ErrRunTaken is returned by [Store].Renew if the store has already recorded this run of [Candidate.Every] or a later
+	// run. If Renew returns ErrRunTaken, Every does not call its function for the run.
 	ErrRunTaken = errors.New("lease: run taken")
 
 	// ErrHeld is matched by every [*HeldError].

@@ -12,8 +12,8 @@ import (
 //
 //   - A run is recorded in the store before fn is called. Therefore, the next leader does not repeat a run, even if
 //     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run.
-//   - If several instants have passed since the last run, because no process led or a run took long, fn is called once
-//     for all of them, immediately.
+//   - If several instants have passed since the last run, fn is called immediately, and only once for all these
+//     instants. Several instants can pass while no process leads, or during a long run.
 //   - fn is not called when the program starts. The first run is due at the first instant after the first call to
 //     Every.
 //   - If fn returns an error, the error is passed to [Config].OnError, and the next run starts when it is due.

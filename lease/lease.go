@@ -164,8 +164,8 @@ func reportsOnly(err error, ends ...error) bool {
 // [Candidate.Run]. The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only
 // the wait. [Term.Context] has ctx's values.
 //
-// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. Campaign may return
-// up to TTL/3 after ctx is done. If the store fails, Campaign continues to wait.
+// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. After ctx is done,
+// Campaign returns within TTL/3. If the store fails, Campaign continues to wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
@@ -219,8 +219,8 @@ func timeUntilFree(rec Record, poll time.Duration) time.Duration {
 	return poll/8 + time.Millisecond // another process is acquiring the lease, or a fenced transaction is open
 }
 
-// TryCampaign is like [Candidate.Campaign] but does not wait for the lease. If the store does not answer, TryCampaign
-// returns up to TTL/3 after ctx is done, because it tries to release a lease that the store may have granted.
+// TryCampaign is like [Candidate.Campaign] but does not wait for the lease. If the store does not answer, it may still
+// have granted the lease. TryCampaign then tries to release the lease, which takes up to TTL/3, even after ctx is done.
 // TryCampaign is for a lease that is used as a lock. If the lease is held, TryCampaign returns a [*HeldError]. If the
 // store grants the lease, but its answer arrives only after the term has ended, TryCampaign returns a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {

@@ -29,10 +29,10 @@ func (d interval) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(d)).Add(time.Duration(d))
 }
 
-// Daily returns a schedule with one instant per day, at a time of day in the time zone location. If clocks skip the
-// time of day because they are set forward, the run is due at that moment. If the time of day occurs twice because
-// clocks are set back, the run is due the first time. Daily panics if hour is outside 0 to 23, minute is outside 0 to
-// 59, or location is nil.
+// Daily returns a schedule with one instant per day, at a time of day in the time zone location. If clocks are set
+// forward and skip the time of day, the run is due when the clocks are set forward. If the time of day occurs twice
+// because clocks are set back, the run is due the first time. Daily panics if hour is outside 0 to 23, minute is
+// outside 0 to 59, or location is nil.
 func Daily(hour, minute int, location *time.Location) Schedule {
 	switch {
 	case hour < 0 || hour > 23 || minute < 0 || minute > 59:

@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// A Store stores leases. Implementations are [NewMemory], package sqllease for PostgreSQL, MySQL, MariaDB and SQLite,
-// package redislease for Redis, and the modules resiliencek8s for Kubernetes and resilienceetcd for etcd. Package
-// storetest has tests for other implementations:
+// A Store stores leases. [NewMemory] returns a Store in the process's memory. Package sqllease provides a Store in
+// PostgreSQL, MySQL, MariaDB or SQLite. Package redislease provides a Store in Redis. The module resiliencek8s provides
+// a Store in Kubernetes, and the module resilienceetcd provides a Store in etcd. Package storetest has tests for other
+// implementations:
 //
 //	var _ lease.Store = (*Store)(nil)
 //
@@ -26,8 +27,8 @@ type Store interface {
 	Acquire(ctx context.Context, req Request) (Record, error)
 
 	// Renew sets the end of the lease to the current time plus the TTL. If req.Run is not 0, Renew also records the run.
-	// Renew returns [ErrLost] if the token does not have the lease. Renew returns [ErrRunTaken] if req.Run is neither 0
-	// nor greater than the record's LastRun. Renew does not wait for fenced transactions.
+	// Renew returns [ErrLost] if the token does not have the lease. If req.Run is not 0 and is not greater than the
+	// record's LastRun, Renew returns [ErrRunTaken]. Renew does not wait for fenced transactions.
 	Renew(ctx context.Context, req Request) error
 
 	// Release ends the token's term. After Release, the record has no Token and no Holder, and a Fence with the term's
@@ -45,8 +46,9 @@ type Request struct {
 	Holder string        // the candidate's Config.Holder; only for Acquire
 	TTL    time.Duration // the time after which the lease ends unless it is renewed again
 
-	// Run is the scheduled instant of the run of [Candidate.Every] that starts, or 0 if no run starts. Renew stores Run
-	// as the record's LastRun, unless LastRun is equal or greater. The store treats Run as a plain number.
+	// Run is the scheduled instant of a run of [Candidate.Every] that is about to start. If no run starts, Run is 0. Renew
+	// stores Run as the record's LastRun if Run is greater than the current LastRun. The store treats Run as a plain
+	// number.
 	Run int64
 }
 
@@ -56,11 +58,11 @@ type Record struct {
 	Name   string        // the name of the lease
 	Token  string        // the token of the current or last term; empty if the lease was released
 	Holder string        // the holder of the current or last term; empty if the lease was released
-	Epoch  int64         // the epoch of the current or last term, or greater after a release; 0 if never held
+	Epoch  int64         // the epoch of the current or last term; may be greater after a release; 0 if never held
 	Left   time.Duration // the time until the term ends; 0 if the term has ended
 
 	// LastRun is the scheduled instant of the last run of [Candidate.Every], in Unix milliseconds. Before the first run,
-	// LastRun is the time when Every was called in the first process that led. LastRun is 0 if Every has never led.
+	// LastRun is the time when the first leader called Every. LastRun is 0 if Every has never led.
 	LastRun int64
 }
 

@@ -25,8 +25,8 @@
 // for the lock, except on SQLite, which has one writer.
 //
 // If a process is stopped or disconnected during a fenced transaction, no other process can lead until the server
-// closes the connection. On the server, limit the time until an idle connection is closed to a few TTLs, with
-// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or
+// closes the connection. Therefore configure the server to close an idle connection after a few TTLs. The settings are
+// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, and
 // wait_timeout on MySQL.
 //
 // # Databases
@@ -44,10 +44,10 @@
 //
 // # Failover of the database
 //
-// A failover may lose commits, for example because the replication is asynchronous. A failover may even lose the
-// record of a term that has just started, together with the term's fenced transactions. After a failover, the next
-// term's epoch is still greater, because epochs are based on the time. The store finds the new primary by itself: it
-// closes the pool's connections to a server that no longer accepts writes.
+// A failover may lose commits, for example because the replication is asynchronous. A failover may even lose the record
+// of a term that has just started, together with the term's fenced transactions. After a failover, the next term's
+// epoch is still greater, because epochs are based on the time. To find the new primary automatically, the store closes
+// the pool's connections to a server that no longer accepts writes.
 package sqllease
 
 import (
@@ -125,8 +125,8 @@ func (s *Store) Schema() string { return s.schema.String() }
 //
 //   - A table of another program has the same name as a table of the Store.
 //   - The tables have a newer version, which this program cannot use.
-//   - The server, such as CockroachDB or TiDB, is compatible with PostgreSQL or MySQL, but executes some statements
-//     differently.
+//   - The server is only compatible with PostgreSQL or MySQL, and executes some statements differently. Examples are
+//     CockroachDB and TiDB.
 //   - The database is SQLite, and the busy_timeout is zero.
 //
 // With modernc.org/sqlite, set the busy_timeout in the name of the data source:
