@@ -16,8 +16,9 @@
 //	})
 //
 // A term ends when its etcd lease ends. The term's epoch is the etcd revision at which the term started. With the
-// condition that [Store.Fence] returns, an etcd transaction fails if another term has started. To fence transactions in
-// a SQL database, use package sqllease: with a Store of this package, [lease.Term.Fence] returns [lease.ErrNoFence].
+// condition that [Store.Fence] returns, an etcd transaction fails if another term has started. With a Store of this
+// package, [lease.Term.Fence] returns [lease.ErrNoFence]. To fence transactions in a SQL database, use package sqllease
+// instead.
 //
 // # Time
 //
@@ -92,8 +93,8 @@ func Validate(cfg lease.Config) error {
 	return err
 }
 
-// Fence returns a condition for an etcd transaction: the lease's current term must have this epoch. If the condition is
-// false, another term has started, or the term was resigned.
+// Fence returns a condition for an etcd transaction. The condition requires that the lease's current term has this
+// epoch. If the condition is false, another term has started, or the term was resigned.
 func (s *Store) Fence(name string, epoch int64) clientv3.Cmp {
 	return unchanged(s.prefix+"term/"+name, epoch)
 }

@@ -49,17 +49,17 @@
 // # Time
 //
 // The API server does not report its time. Therefore each process observes the lease, as in client-go's package
-// leaderelection. For a process, a lease has ended if the process has observed no write of the lease for the TTL. A
-// process that has just started therefore waits for a full TTL before it takes over the lease of a leader that has
-// died. During this wait, the process's [lease.Candidate.Status] reports that the lease is held. A released lease is
-// free immediately.
+// leaderelection. A process treats a lease as ended when the process has observed no new write of the lease for a full
+// TTL. A process that has just started therefore waits for a full TTL before it takes over the lease of a leader that
+// has died. During this wait, the process's [lease.Candidate.Status] reports that the lease is held. A released lease
+// is free immediately.
 //
 // Create only one Store per process, because a Store remembers its observations. A TTL is rounded up to whole seconds.
 //
 // Kubernetes has no transactions, so [lease.Term.Fence] returns [lease.ErrNoFence]. If the leader's work updates a
-// Kubernetes object, store the epoch in that object instead. The leader reads the object, stops if the object has a
-// greater epoch, and updates the object with its own epoch and with the resourceVersion that it has read. The package's
-// example updates an object in this way.
+// Kubernetes object, store the epoch in that object instead. First, the leader reads the object. If the object has a
+// greater epoch, the leader stops. Otherwise, the leader updates the object. The update contains the leader's epoch and
+// the resourceVersion from the read. The package's example updates an object in this way.
 //
 // # Cost
 //
@@ -75,8 +75,8 @@
 // Use HTTP/1.1, as in the example above. HTTP/2 sends all requests on one connection. client-go notices a half-open
 // HTTP/2 connection only after 45 seconds, which is longer than the default TTL, so the leader loses its term. With
 // HTTP/1.1, a request that times out closes its connection, and the next request uses another one. The first try of a
-// renewal has a timeout of an eighth of the TTL, and each later try has a timeout of a quarter of the TTL. A try on a
-// new connection is therefore still in time.
+// renewal has a timeout of an eighth of the TTL, and each later try has a timeout of a quarter of the TTL. Therefore,
+// if the first try times out, a later try on a new connection can still renew the lease before the term ends.
 //
 // Create a separate client for the Store. By default, a client of client-go sends at most 5 requests per second, so
 // other requests of the program could delay renewals.
