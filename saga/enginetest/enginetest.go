@@ -47,8 +47,8 @@ const (
 
 // An Environment is an engine under test. The engine has no sagas and no definitions.
 type Environment struct {
-	// Engine is the engine. Several goroutines use it concurrently. The engine must also work after Restart, with the
-	// definitions that were registered before.
+	// Engine is the engine. Several goroutines use it concurrently. After Restart, the engine must still work, with the
+	// definitions that were registered before Restart.
 	Engine saga.Engine
 	// Restart stops the process that runs sagas, at any time, and starts another one. Restart may return before the
 	// attempts in progress have returned. If Restart is nil, the tests that need Restart are skipped.

@@ -1,5 +1,5 @@
-// Package sagahttp sends the commands of a saga's steps over HTTP with [Send]. A [Handler] in the participant that
-// receives the commands applies each command once. See [saga.Apply] for participants without HTTP.
+// Package sagahttp sends the commands of a saga's steps over HTTP with [Send]. The participant receives the commands
+// with a [Handler], which applies each command once. See [saga.Apply] for participants without HTTP.
 package sagahttp
 
 import (
@@ -76,16 +76,16 @@ const (
 	declined       = "declined"
 )
 
-// Result converts the response to a request, or the request's error err, into the error that a saga's Do or Undo
-// returns:
+// Result converts the response resp of an HTTP request, or the request's error err, into the error that a saga's Do or
+// Undo returns:
 //
 //   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
 //     may redirect a request that it has not processed, for example to a login page, set the client's CheckRedirect.
 //   - For status 404 and 410, the result of an Undo is nil. Result reads the command from the ctx of the response's
 //     Request to find out whether the command is an Undo.
-//   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step may have taken effect, and is retried after
-//     the time in the response's Retry-After. Status 409 means that another request with the same Idempotency-Key is in
-//     progress.
+//   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step may have taken effect. The step is retried
+//     after the time in the response's Retry-After. Status 409 means that another request with the same Idempotency-Key
+//     is in progress.
 //   - For any other 4xx, and for 501 and 505, the result is a [saga.Declined] if the response has the header field
 //     "Saga-Command: declined". A server that sends this header field has recorded that it declines every attempt of
 //     the command.
@@ -139,7 +139,7 @@ type Handler struct {
 	// Apply must not be nil.
 	Apply func(tx *sql.Tx, r *http.Request) error
 	// Reply answers the request for a command that was applied, either now or earlier. [saga.CommandFrom] returns the
-	// command from the request's ctx. By the command's ID, Reply can find the result, such as a booking number. A nil
+	// command from the request's ctx. Reply can use the command's ID to find the result, such as a booking number. A nil
 	// Reply answers with status 204.
 	Reply http.HandlerFunc
 }
@@ -155,8 +155,8 @@ type Handler struct {
 //     response has "Saga-Command: declined";
 //   - 422 if an earlier request with the same command had another body. The bodies are compared by a fingerprint, which
 //     is stored in the [saga.BarrierTable]. If a body is larger than 1 MiB, the fingerprint covers only its first 1 MiB
-//     and the Content-Length. The fingerprint ignores the boundary of a multipart body. The fingerprint also ignores a
-//     Content-Length that differs because of the boundary's length;
+//     and the Content-Length. The fingerprint ignores the boundary of a multipart body. If the boundaries of two bodies
+//     have different lengths, the Content-Lengths are not compared;
 //   - 503, with the Retry-After of the error, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer whose Retryable method returns true, or if the
 //     transaction fails.

@@ -14,11 +14,13 @@ type Filter struct {
 	After string // the value next that List returned for the previous page of this filter; "" means the first page
 	Limit int    // the maximum number of records in a page; zero or less means 100
 
-	WithoutState bool // whether the State of all returned records is nil or empty; if so, List need not read it
+	// WithoutState is the option to omit State. If WithoutState is true, the State of all returned records is nil or
+	// empty, and List need not read State.
+	WithoutState bool
 }
 
 // CountLimit is the highest number in a [Count]. A number that equals CountLimit means "CountLimit or more". The limit
-// bounds the cost of [Store].Counts: a store with a million sagas does not read all of them.
+// bounds the cost of [Store].Counts. Even if a store has a million sagas, Counts does not read all of them.
 const CountLimit = 10_000
 
 // Counts has the numbers of a store's sagas that have not ended.

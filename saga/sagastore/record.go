@@ -20,7 +20,7 @@ type Record struct {
 	State    []byte // the program's state, encoded by the definition's Codec; arbitrary bytes of any length
 	Progress []byte // the progress of the saga and its steps; JSON of any length, which is returned byte for byte
 
-	Parent     string // the ID of the saga that started this saga; "" if there is none or DeleteEnded has deleted it
+	Parent     string // the ID of the saga that started this saga; "" if there is none or it was deleted by DeleteEnded
 	ParentStep string // the step of Parent that started this saga: up to 100 bytes; "" if and only if Parent is ""
 	Tenant     string // the tenant for which the saga runs: up to 100 bytes; all sagas without a tenant have the tenant ""
 
@@ -28,7 +28,7 @@ type Record struct {
 	Nonce    int64  // the Nonce of the last Start or Commit; any int64
 	Owner    string // the runner that holds the saga: up to 113 bytes; "" means no runner; also set by Claim
 	Previous string // the Owner before the claim; set only in records that Claim returns, and not stored
-	Epoch    int64  // the fencing token, which counts the claims of the saga and a Start with an Owner
+	Epoch    int64  // the fencing token: the number of claims of the saga, plus 1 if Start had an Owner
 
 	// WakeAt is the time when the Owner's lease ends, if the saga has an Owner. If the saga has no Owner, WakeAt is the
 	// time from which the saga is due. If the saga has ended, WakeAt is the time when it ended. Start, Claim, Heartbeat,
@@ -40,7 +40,7 @@ type Record struct {
 	CompleteBy time.Time
 
 	Failures        int    // the number of failed attempts since a step last succeeded
-	Takeovers       int    // the number of times that Claim took the saga from another owner that had not released it
+	Takeovers       int    // the number of claims for which the saga still had another Owner
 	LastError       string // the text of the latest failure; "" if there is none
 	CancelRequested bool   // whether Post has requested that the saga turn back; see [Status]
 	CancelNote      string // the reason for the request to turn back, set by Post; may be ""
@@ -55,7 +55,7 @@ type StartRequest struct {
 	ID         string
 	Saga       string        // the definition's Name
 	Version    int           // the definition's Version
-	Status     Status        // usually Running; Compensated for a child that must no longer start
+	Status     Status        // usually Running; for a child that must no longer start, Compensated
 	State      []byte        // the encoded state
 	Progress   []byte        // the JSON of the progress
 	Parent     string        // the ID of the parent saga, which need not exist; "" means no parent
@@ -110,11 +110,11 @@ type Held struct {
 	Epoch int64  // the Epoch of the Record that Start or Claim returned
 }
 
-// A Renewed is a saga of a [HeartbeatRequest] that the request's Owner still holds.
+// A Renewed is the result of a [HeartbeatRequest] for one saga. The request's Owner still holds this saga.
 type Renewed struct {
 	ID              string // the saga's ID
 	Epoch           int64  // the epoch in which the owner claimed the saga
-	Locked          bool   // whether the lease was not extended because another transaction had locked the row
+	Locked          bool   // whether another transaction had locked the row, so the lease was not extended
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 }
@@ -127,8 +127,8 @@ type CommitRequest struct {
 	Epoch int64  `json:"epoch"` // the Epoch that the record must have
 	Seq   int64  `json:"seq"`   // the Seq that the record must have; After returns the record's Seq after the commit
 	// Nonce is a random number. After an error, the caller recognizes its own write by the record's Nonce. Seq and Epoch
-	// do not identify a write: another write of the same owner, such as a transaction whose COMMIT arrives late, may have
-	// the same Seq and Epoch.
+	// do not identify a write, because another write of the same owner may have the same Seq and Epoch. An example is a
+	// transaction whose COMMIT arrives late.
 	Nonce int64 `json:"nonce"`
 
 	Version   int     `json:"-"`          // the record's new Version; zero means that it does not change
@@ -154,8 +154,8 @@ type Receipt struct {
 	CancelRequested bool   // the record's CancelRequested
 	CancelNote      string // the record's CancelNote
 
-	// Woken reports whether the saga is due now instead of after WakeIn, because a Post has woken the saga since the last
-	// claim. Woken is false unless the request has Release and a WakeIn greater than zero. If Woken is true, the runner
+	// Woken reports whether a Post has woken the saga since the last claim. If so, the saga is due now instead of after
+	// WakeIn. Woken is false unless the request has Release and a WakeIn greater than zero. If Woken is true, the runner
 	// claims sagas immediately and does not wait for its next poll.
 	Woken bool
 }

@@ -7,9 +7,9 @@ type Status string
 // A saga has one of the statuses below. A saga that turns back stops going forward and compensates.
 //
 // A Running saga becomes Completed, Compensating or Stuck. A Compensating saga becomes Compensated or Stuck. An
-// operator can let a Stuck saga continue in its direction, or make it turn back. An operator can also abandon any saga
-// that has not ended. Completed, Compensated and Abandoned are final, except that a Completed child becomes
-// Compensating if its parent turns back.
+// operator can let a Stuck saga continue. The saga then becomes Running, or Compensating if it has turned back. An
+// operator can also make a Stuck saga turn back. An operator can also abandon any saga that has not ended. Completed,
+// Compensated and Abandoned are final, except that a Completed child becomes Compensating if its parent turns back.
 const (
 	Running      Status = "running"      // the saga goes forward; a runner may claim it
 	Compensating Status = "compensating" // the saga undoes its steps; a runner may claim it

@@ -1,6 +1,7 @@
 // Package sagastore defines the interface of the stores of package saga. Programs that run sagas do not need this
-// package: package sqlstore provides a store in PostgreSQL, MySQL, MariaDB or SQLite, and saga.NewMemory returns a
-// store in the process's memory. Package sagastore is for programmers who write another store:
+// package, because they use an existing store. Package sqlstore provides a store in PostgreSQL, MySQL, MariaDB or
+// SQLite. saga.NewMemory returns a store in the process's memory. Package sagastore is for programmers who write
+// another store:
 //
 //	var _ sagastore.Store = (*Store)(nil)
 //
@@ -26,10 +27,12 @@
 // A saga.Runner calls the methods of a store in this order:
 //
 //  1. When Run starts, it calls the method Check of a [Checker] and the method Listen of a [Notifier].
-//  2. Start inserts a saga. A runner that has capacity for another saga becomes the owner of the saga that it starts.
+//  2. Start inserts a saga. If the runner that starts the saga has capacity for another saga, that runner becomes the
+//     owner of the saga.
 //  3. Claim acquires due sagas: sagas that were started without an owner, that were released, or whose owner has
-//     crashed. The runner calls Claim at each RunnerConfig.Poll, when Listen notifies it, and when it has made a saga
-//     due itself. If a step of a claimed saga awaits signals, the runner calls Messages after Claim.
+//     crashed. The runner calls Claim at each RunnerConfig.Poll. The runner also calls Claim when Listen notifies it,
+//     and when one of its own writes has made a saga due. If a step of a claimed saga awaits signals, the runner calls
+//     Messages after Claim.
 //  4. Heartbeat extends the leases of all sagas that the runner holds, three times in each RunnerConfig.LeaseTTL. The
 //     runner cancels the attempts of a saga if Heartbeat does not return the saga, or if the saga's lease has ended
 //     according to the runner's local clock.
@@ -37,8 +40,8 @@
 //     after the commit. If Commit returns an error, the runner loads the record. If the record has the commit's Nonce,
 //     the commit was written. If the record's Epoch and Seq are unchanged, the runner repeats the commit. If another
 //     write has changed the record, the runner stops running the saga.
-//  6. Commit with Release ends the runner's ownership, because the saga waits, has ended or is stuck, or because Run
-//     stops.
+//  6. Commit with Release ends the runner's ownership. The runner releases a saga when the saga waits, has ended or is
+//     stuck, or when Run stops.
 //  7. Post adds a signal, requests that a saga turn back, or wakes a parent whose child has ended. Any process may call
 //     Post, not only the saga's owner.
 //  8. Load and Children return the results of sagas and of their children. List, Counts and History are for operators,
@@ -59,9 +62,9 @@
 //     every call to the store fails.
 //   - [Notifier] notifies runners of due sagas. Without a Notifier, a saga that another process has started, released
 //     or woken waits for up to RunnerConfig.Poll.
-//   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows.
-//     Without a TxStore, Handle.StartTx, Handle.SignalTx, and the registration of a saga with DoTx or UndoTx fail with
-//     saga.ErrNoTx.
+//   - [TxStore] lets a saga start, receive a signal, or record a step in one transaction with the program's rows. If
+//     the store is not a TxStore, the methods Handle.StartTx and Handle.SignalTx fail with saga.ErrNoTx. The
+//     registration of a saga with DoTx or UndoTx also fails with saga.ErrNoTx.
 //
 // # Limits
 //
@@ -93,17 +96,18 @@ import (
 //   - A method is one atomic write, or one consistent read. Only List and Counts may read different definitions and
 //     statuses at different times. A write that returned nil survives a crash of the process and of the database.
 //   - Load, Messages and Children return the effects of every write that returned before they were called, so they must
-//     not read from a replica that lags. The tests of package storetest expect the same of List, Counts and History.
+//     not read from a replica that lags. The tests of package storetest expect that List, Counts and History also
+//     return these effects.
 //   - The store has a single clock for all processes. All times in a [Record], an [Entry] or [Counts] are times of the
 //     store's clock. A duration in a request starts at the current time of the store's clock; the comments of the
 //     methods call this time now. Times may be truncated to milliseconds, but all methods must return the same
-//     truncated time. Durations must not be rounded up: a lease of a nanosecond ends immediately.
+//     truncated time. Durations must not be rounded up. For example, a lease of a nanosecond must end immediately.
 //   - Where a method's comment requires [ErrNotFound] or [ErrFenced], the method's error matches the required error by
 //     [errors.Is], and nothing was written. After any other error, a write may have happened or may still happen, so
 //     the caller loads the record or repeats the write.
 //   - If ctx is done when a method is called, the method changes nothing and returns an error. The error of a method
-//     whose ctx is done is neither ErrNotFound nor ErrFenced, unless the method can determine its result without
-//     reading the data.
+//     whose ctx is done must not be ErrNotFound or ErrFenced. The only exception is a method that can determine its
+//     result without reading the data.
 //   - Texts and bytes are returned unchanged, except that nil bytes may be returned as empty bytes. A method does not
 //     change its request, and does not use the request after the method has returned. A returned record belongs to the
 //     caller.
@@ -132,27 +136,27 @@ type Store interface {
 	// owners, and then the sagas without an owner. In both groups, sagas of the same tenant and definition are claimed by
 	// ascending WakeAt. Claim does not wait for rows that another transaction has locked, but skips them.
 	//
-	// For the sagas without an owner, the tenants take turns: among the tenants that still have due sagas, no tenant gets
-	// two sagas more than another. Therefore a saga does not wait until all due sagas of another tenant are claimed. The
-	// turns continue in the next claim of the process, because a runner may claim only one saga at a time. A tenant's
-	// share is divided equally among its definitions, and starts with the tenant's saga that has the earliest WakeAt. For
-	// the sagas of crashed owners, a store need not let tenants take turns.
+	// For the sagas without an owner, the tenants take turns. Among the tenants that still have due sagas, the numbers of
+	// claimed sagas differ by at most one. Therefore a saga does not wait until all due sagas of another tenant are
+	// claimed. The turns continue in the next claim of the process, because a runner may claim only one saga at a time. A
+	// tenant's share of a claim is divided equally among the tenant's definitions. The tenant's saga with the earliest
+	// WakeAt is claimed first. For the sagas of crashed owners, a store need not let tenants take turns.
 	//
 	// In a claimed record, Previous is the old Owner, Owner is the request's Owner, Epoch is higher by 1, and WakeAt is
 	// now + LeaseTTL. Takeovers is higher by 1 if Previous is neither "" nor the request's Owner. Claim changes no other
 	// field, and does not change the log. Claim resets the saga's woken flag, because the new owner reads all messages.
 	// Two claims never return the same saga with the same Epoch.
 	//
-	// If Claim returns an error, the caller does not run the sagas that were claimed nevertheless. Sagas that were claimed
-	// but do not run are due again when their leases end.
+	// If Claim returns an error, sagas may still have been claimed. The caller does not run these sagas. Sagas that were
+	// claimed but do not run are due again when their leases end.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
-	// Heartbeat extends leases: it sets WakeAt to now + LeaseTTL for each saga of Held whose Owner and Epoch still equal
-	// the request's, even if the lease has ended. Heartbeat changes no other field, and returns the sagas that Owner still
-	// holds, in any order. Heartbeat omits sagas that do not exist, or whose Owner or Epoch differ, and returns no error
-	// for them.
+	// Heartbeat extends the leases of the sagas in Held. If a saga's Owner and Epoch still equal the request's, Heartbeat
+	// sets the saga's WakeAt to now + LeaseTTL, even if the lease has ended. Heartbeat changes no other field, and returns
+	// the sagas that Owner still holds, in any order. Heartbeat omits sagas that do not exist, or whose Owner or Epoch
+	// differ, and returns no error for them.
 	//
-	// Heartbeat does not wait for a row that another transaction has locked, such as the transaction of a DoTx. If
+	// If another transaction, such as the transaction of a DoTx, has locked a row, Heartbeat does not wait for the row. If
 	// Heartbeat waited for locks, a single slow transaction would cost the runner the leases of all its sagas. A saga
 	// whose row is locked is returned with Locked set, and its WakeAt does not change. Heartbeat should be one transaction
 	// for all sagas.
@@ -160,11 +164,12 @@ type Store interface {
 
 	// Commit writes the next state of a saga and appends to its log, if the record's Epoch and Seq equal the request's. If
 	// Epoch or Seq differ, or if the saga does not exist, Commit changes nothing and returns ErrFenced. Commit does not
-	// check Owner, Status or the end of the lease: an operator commits without being the owner, and a saga that has ended
-	// can still turn back. If several commits have the same Epoch and Seq, one of them succeeds.
+	// check Owner or the end of the lease, because an operator commits without being the owner. Commit does not check
+	// Status, because a saga that has ended can still turn back. If several commits have the same Epoch and Seq, one of
+	// them succeeds.
 	//
-	// A store may repeat a commit by itself after an error. If the first try may have been written and the second try
-	// finds another Epoch or Seq, Commit returns the error of the first try, not ErrFenced.
+	// A store may repeat a commit by itself after an error. If it is unknown whether the first try was written, and the
+	// second try finds another Epoch or Seq, Commit returns the error of the first try, not ErrFenced.
 	//
 	// The record gets the request's Status, Progress, Failures, Takeovers, LastError and Nonce, and UpdatedAt is now. The
 	// record gets the request's State unless State is nil; an empty State that is not nil is written. The record gets the
@@ -218,18 +223,18 @@ type Store interface {
 	// List has returned as next, List may return an error.
 	List(ctx context.Context, f Filter) (recs []Record, next string, err error)
 
-	// Counts counts the sagas that have not ended, by definition. The cost of Counts should not depend on the number of
-	// sagas that have ended. For each number, Counts should read at most CountLimit sagas.
+	// Counts returns the numbers of sagas that have not ended, separately for each definition. The cost of Counts should
+	// not depend on the number of sagas that have ended. For each number, Counts should read at most CountLimit sagas.
 	Counts(ctx context.Context) (Counts, error)
 
-	// History returns the entries of a saga's log whose Seq is greater than the parameter after, by ascending Seq. History
-	// returns at most limit entries, or all entries if limit is zero or less. If the saga does not exist, History returns
-	// no entries and no error.
+	// History returns entries of a saga's log by ascending Seq. It returns only entries whose Seq is greater than the
+	// argument after. History returns at most limit entries, or all entries if limit is zero or less. If the saga does not
+	// exist, History returns no entries and no error.
 	History(ctx context.Context, id string, after int64, limit int) ([]Entry, error)
 
-	// Children returns the sagas whose Parent and ParentStep equal the request's, in any order. The cost of Children
-	// should depend only on the number of returned sagas, because a parent may have thousands of other children that have
-	// ended.
+	// Children returns the sagas whose Parent and ParentStep equal the request's, in any order. A parent may have
+	// thousands of other children that have ended. Therefore, the cost of Children should depend only on the number of
+	// returned sagas.
 	Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error)
 
 	// DeleteEnded deletes sagas with their logs and messages, and returns the number of deleted sagas. The IDs of deleted
@@ -277,13 +282,13 @@ type Checker interface {
 //	var _ sagastore.Notifier = (*Store)(nil)
 //
 // A notification may be lost or unnecessary. If a notification is lost, a saga waits for up to one RunnerConfig.Poll. A
-// store should notify runners of each write that makes a saga due immediately: Start and StartTx without an Owner,
-// Commit and CommitTx with Release, and Post and PostTx for a saga without an owner.
+// store should notify runners of each write after which a saga is due immediately. Such a write can be a Start or
+// StartTx without an Owner, a Commit or CommitTx with Release, or a Post or PostTx for a saga without an owner.
 type Notifier interface {
-	// Listen calls notify when sagas may have become due because of a write of this or any other process. Listen calls
-	// notify from one goroutine, and notify does not block. Listen also calls notify once when it has connected, because
-	// sagas may have become due before the connection. Listen returns when ctx is done. Listen returns an error when it
-	// may miss notifications; the runner calls Listen again after RunnerConfig.Poll.
+	// Listen calls notify when a write may have made sagas due. The write may come from this process or any other process.
+	// Listen calls notify from one goroutine, and notify does not block. Listen also calls notify once when it has
+	// connected, because sagas may have become due before it connected. Listen returns when ctx is done. Listen returns an
+	// error when it may miss notifications; the runner calls Listen again after RunnerConfig.Poll.
 	Listen(ctx context.Context, notify func()) error
 }
 
@@ -310,8 +315,8 @@ type TxStore interface {
 	Exclusive() bool
 
 	// StartTx is like Start, but inside tx. Any part of the program may have started tx in the store's database. If the ID
-	// exists, tx must remain usable; for example, an INSERT must not fail on PostgreSQL, because a failed statement aborts
-	// tx.
+	// exists, tx must remain usable. For example, a failed statement aborts tx on PostgreSQL, so an INSERT must not fail
+	// there.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
 
 	// PostTx is like Post, but inside tx. PostTx sees the earlier writes of tx, such as a StartTx. After ErrNotFound or an
@@ -319,9 +324,9 @@ type TxStore interface {
 	PostTx(ctx context.Context, tx *sql.Tx, req PostRequest) (Record, error)
 
 	// CommitTx is like Commit, but inside tx, and is the last statement of tx. CommitTx must fail if another owner has
-	// claimed the saga after tx started, even with a snapshot of tx that is older than the claim. If CommitTx succeeded
-	// despite the claim, a slow owner could commit its rows after another owner has done the step. The error of CommitTx
-	// after another owner's claim is ErrFenced or, under snapshot isolation, the database's serialization failure. On
+	// claimed the saga after tx started, even if tx reads from a snapshot that is older than the claim. Otherwise, a slow
+	// owner could commit its rows after another owner has done the step. After another owner's claim, CommitTx returns
+	// ErrFenced. Under snapshot isolation, CommitTx may return the database's serialization failure instead. On
 	// PostgreSQL, the isolation level READ COMMITTED suffices. If CommitTx or the commit of tx fails, the runner loads the
 	// record as it does after a failed Commit.
 	CommitTx(ctx context.Context, tx *sql.Tx, req CommitRequest) (Receipt, error)

@@ -29,10 +29,10 @@ type Case[S any] struct {
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of the failures below in each step. Check
-// causes no failures in steps without Do, read-only steps, steps with UndoTx, and the steps after the pivot (the point
-// of no return).
+// causes no failures in the following steps: steps without Do, read-only steps, steps with UndoTx, and steps after the
+// pivot (the point of no return).
 //
-//   - The participant declines Do, which has no effect.
+//   - The participant declines Do, so Do has no effect.
 //   - Do takes effect, but its reply is lost. If the step is a pivot without Undo, Do is called again until the reply
 //     arrives.
 //   - Do has no effect, and its reply is lost. Undo is called although Do has had no effect. After the Undo, the Do

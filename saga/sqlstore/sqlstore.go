@@ -10,9 +10,9 @@
 // are stored as microseconds since 1970, according to the database's clock. Calls to the store do not become slower as
 // the number of ended sagas grows.
 //
-// Even if the database's clock is set back, a saga whose owner dies is taken over after at most two leases
-// (RunnerConfig.LeaseTTL). After the clock is set back, a saga without an owner waits until the clock again reaches the
-// time at which the saga is due.
+// If the owner of a saga dies, another runner takes the saga over after at most twice RunnerConfig.LeaseTTL, even if
+// the database's clock is set back. A saga without an owner is due at a fixed time of this clock. If the clock is set
+// back, the saga waits until the clock reaches this time again.
 //
 // # Replication and failover
 //
@@ -30,9 +30,9 @@
 //     two standbys, the failure of one standby does not block commits. Only a synchronous standby may become the
 //     primary. Canceling a COMMIT that waits for a standby does not roll back the transaction.
 //   - MySQL: use semi-synchronous replication with rpl_semi_sync_source_wait_point = AFTER_SYNC, the default. Set
-//     rpl_semi_sync_source_timeout to a high value: if no replica answers within this timeout (10 seconds by default),
-//     the source continues asynchronously. On MariaDB, the settings are named rpl_semi_sync_master_wait_point and
-//     rpl_semi_sync_master_timeout. MariaDB's default wait point is AFTER_COMMIT, so set AFTER_SYNC. Only a replica
+//     rpl_semi_sync_source_timeout to a high value, because the source continues asynchronously if no replica answers
+//     within this timeout (10 seconds by default). On MariaDB, the settings are named rpl_semi_sync_master_wait_point
+//     and rpl_semi_sync_master_timeout. MariaDB's default wait point is AFTER_COMMIT, so set AFTER_SYNC. Only a replica
 //     that has acknowledged all commits may become the source.
 //
 // Managed databases differ: a standby in the same region is often synchronous, but a promoted read replica is not.
@@ -47,8 +47,8 @@
 // which a row can stay locked, set the server's idle_in_transaction_session_timeout and tcp_keepalives_idle to a few
 // times the LeaseTTL.
 //
-// When another process starts or signals a saga, a runner finds the saga within RunnerConfig.Poll, or with
-// Config.Listen within milliseconds.
+// When another process starts or signals a saga, a runner finds the saga within RunnerConfig.Poll. With Config.Listen,
+// a runner finds the saga within milliseconds.
 //
 // Behind a pooler that assigns a connection to each transaction, such as PgBouncer with pool_mode=transaction, the
 // driver must not prepare statements. With pgx, add default_query_exec_mode=exec or
@@ -77,7 +77,7 @@
 // If the server rolls back a DoTx because of a deadlock, the DoTx must return the error. An attempt that was rolled
 // back has no effect, and the runner repeats the attempt. If the DoTx ignores the error of a deadlock, its earlier
 // writes are lost, because the server has rolled them back. After the rollback, the server commits each later statement
-// separately, including the record that the step is done.
+// separately. One of these statements records that the step is done.
 //
 // # SQLite
 //
@@ -168,9 +168,9 @@ type Config struct {
 	// resiliencepgx.Listen(pool). If Listen is nil, runners only poll.
 	//
 	// Only a store with Listen sends notifications, so every process that starts or signals sagas needs Listen. PostgreSQL
-	// commits transactions with notifications one after the other, not concurrently. Each write that makes a saga without
-	// an owner due immediately sends a notification. Examples are StartTx, a signal, and a Start whose runner has no
-	// capacity left.
+	// commits transactions with notifications one after the other, not concurrently. A write sends a notification if,
+	// after the write, the saga has no owner and is due immediately. Examples are StartTx, a signal, and a Start whose
+	// runner has no capacity left.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
@@ -230,10 +230,11 @@ func (s *Store) Schema() string { return s.tables.schema().String() }
 //
 // Migrate returns an error in these cases:
 //
-//   - A table that has the name of a table of the store, other than saga_barrier, belongs to another program.
+//   - A table of another program has the same name as a table of the store. The name saga_barrier is an exception.
 //   - The tables have a newer version, which this program cannot use.
 //   - The server executes some statements differently from PostgreSQL or MySQL, as CockroachDB and TiDB do.
-//   - The database is SQLite, and the settings of the connection could lose a commit, or the busy_timeout is zero.
+//   - The database is SQLite, and the busy_timeout is zero, or the setting synchronous is below FULL, so that a loss of
+//     power could lose a commit.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
 		if err := s.tables.settings(ctx); err != nil {
