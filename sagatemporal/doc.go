@@ -79,11 +79,11 @@
 //
 // # Deployments
 //
-// With each worker of a task queue, register all versions of all definitions that have sagas. A worker that does not
-// know the version of a saga fails the workflow task. A failed task does not lose the saga: the server gives the task
-// to a worker again after up to 10 minutes. If a worker that does not know the version gets an attempt of a step, the
-// attempt is repeated after a second. An Operation with a Version needs a worker that knows both the old and the new
-// version.
+// If a version of a definition has sagas, register this version with each worker of the task queue. A worker that does
+// not know the version of a saga fails the workflow task. A failed task does not lose the saga, because the server
+// gives the task to a worker again after up to 10 minutes. A worker may also get an attempt of a saga whose version it
+// does not know. The attempt is then repeated after a second. An Operation with a Version needs a worker that knows
+// both the old and the new version.
 //
 // A request to cancel the workflow has the effect of [saga.ActionCancel]. Do not terminate or reset the workflow of a
 // saga. After a termination, no step is undone. After a reset, steps are called again.
@@ -106,8 +106,8 @@
 // # Tests
 //
 // In tests, a TestWorkflowEnvironment of the SDK can run sagas in virtual time. Pass the TestWorkflowEnvironment to
-// [New] as the [worker.Registry], together with a client that calls the environment's ExecuteWorkflow to start a saga.
-// See examples/temporal in the repository.
+// [New] as the [worker.Registry]. Also pass a client that starts sagas with the environment's ExecuteWorkflow. See
+// examples/temporal in the repository.
 //
 // # Stability
 //
