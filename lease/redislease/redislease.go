@@ -18,8 +18,8 @@
 //
 //   - Another term may start while the previous one continues. The previous leader notices the loss at its next
 //     renewal.
-//   - The new term's epoch is still greater, unless Redis's clock was set back by more time than Redis was
-//     unavailable. Epochs are based on Redis's clock.
+//   - The new term's epoch is still greater, unless Redis's clock was set back by more than the time for which Redis
+//     was unavailable. Epochs are based on Redis's clock.
 //   - The time of the last run of [lease.Candidate.Every] is lost with the key.
 package redislease
 
