@@ -23,8 +23,8 @@
 // # Time
 //
 // In etcd, a TTL is a number of whole seconds. A Store rounds a TTL up to whole seconds. [Validate] returns an error
-// for a TTL that would be rounded. An etcd server raises a shorter TTL to its minimum of 1.5 election timeouts, which
-// is 2 seconds by default.
+// for a TTL that would be rounded. An etcd server has a minimum TTL of 1.5 election timeouts, which is 2 seconds by
+// default. The server raises a shorter TTL to this minimum.
 //
 // etcd may end a lease up to half a second after the TTL. If the etcd cluster elects another member as its leader, etcd
 // may end a lease up to a full TTL after this election. After the leading process has died, no process leads until etcd
@@ -32,9 +32,9 @@
 //
 // # Cost
 //
-// A waiting candidate reads three keys and a TTL at each Poll of [lease.Config]. A leader reads the same keys and TTL
-// three times per TTL, and also renews the etcd lease, which writes no keys. Only an election, a resignation and a run
-// of Every write keys.
+// A waiting candidate reads three keys and a TTL at each Poll of [lease.Config]. Three times in each TTL, a leader
+// reads the same keys and TTL, and renews the etcd lease. The renewal writes no keys. Only an election, a resignation
+// and a run of Every write keys.
 //
 // # Failures
 //
