@@ -80,7 +80,7 @@ const (
 // Undo returns:
 //
 //   - For status 2xx, the result is nil, even after a redirect that has changed the request into a GET. If the server
-//     may redirect a request that it has not processed, for example to a login page, set the client's CheckRedirect.
+//     may redirect a request without processing it, for example to a login page, set the client's CheckRedirect.
 //   - For status 404 and 410, the result of an Undo is nil. Result reads the command from the ctx of the response's
 //     Request to find out whether the command is an Undo.
 //   - For status 408, 409, 425, 429, and 5xx except 501 and 505, the step may have taken effect. The step is retried
@@ -89,7 +89,7 @@ const (
 //   - For any other 4xx, and for 501 and 505, the result is a [saga.Declined] if the response has the header field
 //     "Saga-Command: declined". A server that sends this header field has recorded that it declines every attempt of
 //     the command.
-//   - For any other status, the result is a [saga.Permanent]: the step may have taken effect, and is not retried.
+//   - For any other status, the result is a [saga.Permanent]. The step may have taken effect. The step is not retried.
 //   - If err is not nil, Result returns err unchanged. The error err may be a policy's refusal. If err is an answer
 //     (see [saga.Permanent]), the step is not retried. After an err that is neither a refusal nor an answer, the step
 //     may have taken effect.

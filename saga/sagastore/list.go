@@ -29,8 +29,8 @@ type Counts struct {
 	Now   time.Time // the time of the counts, according to the store's clock; never zero
 }
 
-// A Count has the numbers of a definition's sagas that have not ended, for all versions of the definition together. A
-// number that equals [CountLimit] means "CountLimit or more".
+// A Count has the numbers of a definition's sagas that have not ended. All versions of the definition are counted
+// together. A number that equals [CountLimit] means "CountLimit or more".
 type Count struct {
 	Saga         string // the definition's Name
 	Running      int    // the number of sagas whose Status is Running

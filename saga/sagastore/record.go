@@ -2,8 +2,8 @@ package sagastore
 
 import "time"
 
-// A Record is a saga in a [Store]. Only Start and Commit change a field, unless the field's comment names another
-// method.
+// A Record is a saga in a [Store]. Start and Commit change the fields. Another method changes a field only if the
+// field's comment names the method.
 //
 // The store itself uses ID, Saga, Version, Status, Parent, ParentStep, Tenant, Seq, Owner, Epoch, WakeAt,
 // CancelRequested and, for List, CreatedAt. The store returns the other fields unchanged. State, Progress, Nonce,
@@ -140,8 +140,8 @@ type CommitRequest struct {
 	LastError string  `json:"last_error"` // the record's new LastError
 	Log       []Entry `json:"-"`          // the new entries, at least one; the store sets their Seq, Epoch and At
 
-	// Release reports whether the owner releases the saga, because the saga waits, has ended, is stuck, or is handed over
-	// to another runner.
+	// Release reports whether the owner releases the saga. An owner releases a saga that waits, has ended, is stuck, or is
+	// handed over to another runner.
 	Release bool          `json:"-"`
 	WakeIn  time.Duration `json:"-"` // the time until the saga is due, if Release is set; never negative; zero means now
 }

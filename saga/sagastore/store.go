@@ -76,7 +76,7 @@
 //
 // # Stability
 //
-// The package is unstable until 1.0.0: until then, a minor version may change it.
+// The package is unstable until 1.0.0. Before 1.0.0, a minor version may change the package.
 package sagastore
 
 import (
@@ -93,14 +93,15 @@ import (
 //
 // A Store is safe for concurrent use by many runners in many processes. All methods of a Store obey these rules:
 //
-//   - A method is one atomic write, or one consistent read. Only List and Counts may read different definitions and
-//     statuses at different times. A write that returned nil survives a crash of the process and of the database.
+//   - A method is one atomic write, or one consistent read. The only exceptions are List and Counts, which may read
+//     different definitions and statuses at different times. A write that returned nil survives a crash of the process
+//     and of the database.
 //   - Load, Messages and Children return the effects of every write that returned before they were called, so they must
 //     not read from a replica that lags. The tests of package storetest expect that List, Counts and History also
 //     return these effects.
 //   - The store has a single clock for all processes. All times in a [Record], an [Entry] or [Counts] are times of the
-//     store's clock. A duration in a request starts at the current time of the store's clock; the comments of the
-//     methods call this time now. Times may be truncated to milliseconds, but all methods must return the same
+//     store's clock. A duration in a request starts at the current time of the store's clock; in the comments of the
+//     methods, this time is named now. Times may be truncated to milliseconds, but all methods must return the same
 //     truncated time. Durations must not be rounded up. For example, a lease of a nanosecond must end immediately.
 //   - Where a method's comment requires [ErrNotFound] or [ErrFenced], the method's error matches the required error by
 //     [errors.Is], and nothing was written. After any other error, a write may have happened or may still happen, so
@@ -128,8 +129,8 @@ type Store interface {
 	// should cost one commit of the database.
 	Start(ctx context.Context, req StartRequest) (rec Record, created bool, err error)
 
-	// Claim makes Owner the owner of up to Limit due sagas, and returns their new records in any order. If no saga is due,
-	// Limit is zero or less, or Definitions is empty, Claim returns no records and no error.
+	// Claim makes Owner the owner of up to Limit due sagas, and returns their new records in any order. Claim returns no
+	// records and no error if no saga is due, if Limit is zero or less, or if Definitions is empty.
 	//
 	// A saga is due if its Status is Running or Compensating, its WakeAt is not after now, and its Saga and Version are
 	// among Definitions. If a due saga has an Owner, that owner has crashed. Claim first claims the sagas of crashed
@@ -138,9 +139,10 @@ type Store interface {
 	//
 	// For the sagas without an owner, the tenants take turns. Among the tenants that still have due sagas, the numbers of
 	// claimed sagas differ by at most one. Therefore a saga does not wait until all due sagas of another tenant are
-	// claimed. The turns continue in the next claim of the process, because a runner may claim only one saga at a time. A
-	// tenant's share of a claim is divided equally among the tenant's definitions. The tenant's saga with the earliest
-	// WakeAt is claimed first. For the sagas of crashed owners, a store need not let tenants take turns.
+	// claimed. The turns continue in the next claim of the process. Otherwise, each claim would start with the same
+	// tenant, and a runner may claim only one saga at a time. A tenant's share of a claim is divided equally among the
+	// tenant's definitions. The tenant's saga with the earliest WakeAt is claimed first. For the sagas of crashed owners,
+	// a store need not let tenants take turns.
 	//
 	// In a claimed record, Previous is the old Owner, Owner is the request's Owner, Epoch is higher by 1, and WakeAt is
 	// now + LeaseTTL. Takeovers is higher by 1 if Previous is neither "" nor the request's Owner. Claim changes no other
@@ -213,8 +215,8 @@ type Store interface {
 
 	// Load returns the record of a saga. If the saga does not exist, the error is ErrNotFound. Programs pass IDs from
 	// their clients, so an ID may be invalid in this store, for example because it is not UTF-8. For an invalid ID, Load
-	// also returns ErrNotFound instead of the database's error. All other methods except Start also treat an invalid ID as
-	// the ID of a saga that does not exist. Children treats an invalid Step like an invalid ID.
+	// returns ErrNotFound and not the database's error. All other methods except Start also treat an invalid ID as the ID
+	// of a saga that does not exist. Children treats an invalid Step like an invalid ID.
 	Load(ctx context.Context, id string) (Record, error)
 
 	// List returns a page of the sagas that the filter selects, by descending CreatedAt. Sagas with the same CreatedAt
@@ -242,8 +244,8 @@ type Store interface {
 	// negative, DeleteEnded returns an error.
 	//
 	// DeleteEnded selects up to limit sagas that have no Parent, have the given status, and ended at least age ago. The
-	// sagas that ended first are selected first. The WakeAt of an ended saga is the time when it ended, because the runner
-	// released it with a WakeIn of zero. DeleteEnded skips sagas whose rows another transaction has locked.
+	// sagas that ended first are selected first. An ended saga's WakeAt is the time when the saga ended, because the
+	// runner released the saga with a WakeIn of zero. DeleteEnded skips sagas whose rows another transaction has locked.
 	//
 	// Descendants are deleted before their parents. DeleteEnded selects up to limit children of the selected sagas, then
 	// up to limit children of those children, and so on. DeleteEnded selects only children that have ended, with any final

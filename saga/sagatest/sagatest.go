@@ -45,9 +45,9 @@ type Case[S any] struct {
 // Check calls the functions in verify after each run, to compare the state of the participants with the Case. Each run
 // may have new participants, or all runs may share the same participants.
 //
-// Check ignores Attempts, Backoff, Delay and Await, and SignalFrom returns no signal. Test a Do that needs a signal's
-// payload separately, and leave its step out of the saga that Check runs. Check calls no DoTx and no UndoTx, and starts
-// no children. Call Check separately for the definition of each child.
+// Check ignores Attempts, Backoff, Delay and Await. SignalFrom returns no signal. If a Do needs a signal's payload,
+// test the Do separately, and leave its step out of the saga that Check runs. Check calls no DoTx and no UndoTx, and
+// starts no children. Call Check separately for the definition of each child.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
