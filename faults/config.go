@@ -18,8 +18,8 @@ type Config struct {
 	// Seed is the seed of the random decisions. With the same seed, the script makes the same decisions
 	// again.
 	Seed uint64
-	// Plans lists the faults. If several plans that end a call apply to the same call, the first of them
-	// decides how the call ends.
+	// Plans lists the faults. A Latency plan only delays a call, and every other plan decides how the call
+	// ends. If several of these other plans apply to a call, the first one decides.
 	Plans []Plan
 }
 

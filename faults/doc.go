@@ -1,4 +1,4 @@
-// Package faults injects faults into calls, such as delays, errors and hangs, to test the policies around the
+// Package faults injects faults, such as delays, errors and hangs, into calls to test the policies around the
 // calls.
 //
 //	script := faults.New(faults.Config{

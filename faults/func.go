@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func returns a function that calls the function next and injects the faults of a script:
+// Func returns a function that calls next and injects the faults of a script:
 //
 //	guarded := resilience.Chain(retries.Wrap, breaker.Wrap)(faults.Func(script, fetch))
 func Func(s *Script, next func(context.Context) error) func(context.Context) error {

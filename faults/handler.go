@@ -7,13 +7,13 @@ import (
 	"net/http"
 )
 
-// Handler returns an [http.Handler] that serves requests with the handler next and injects the faults of a
-// script.
+// Handler returns an [http.Handler] that serves requests with next and injects the faults of a script.
 //
 // If the request's ctx is done during a Latency or a Hang, the handler returns without writing a response.
-// The middleware that set the ctx's deadline must write the response. A Reset has no effect on the client if
-// the body has a Content-Length and is not longer than Bytes: the client has then already received the whole
-// body. If the fault is Refuse, net/http's client may resend the request on its own.
+// The middleware that set the ctx's deadline must write the response. If a response has a Content-Length and
+// its body is not longer than [Plan].Bytes, a Reset has no effect on the client. The client has received the
+// whole body before the connection breaks. If the fault is Refuse, net/http's client may resend the request
+// on its own.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := s.next()

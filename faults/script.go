@@ -57,10 +57,10 @@ func (s *Script) begin(cfg *Config) {
 // Config returns a copy of the configuration.
 func (s *Script) Config() Config { return s.setting.Config() }
 
-// Update calls the function change with the configuration and applies the result. The function change must
-// not call methods of s. All plans start again, at time 0, but the counts of Stats are not reset. Calls in
-// flight continue with the previous plans. If the result is invalid or has another Name, Update changes
-// nothing and returns an error.
+// Update calls change with the configuration, and then applies the modified configuration. change must not call
+// methods of s. All plans start again, at time 0, but the counts of Stats are not reset. Calls in flight
+// continue with the previous plans. If the result is invalid or has another Name, Update changes nothing and
+// returns an error.
 func (s *Script) Update(change func(*Config)) error {
 	return s.setting.Update(change, sameName, s.begin)
 }
