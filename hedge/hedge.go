@@ -54,15 +54,15 @@ type Config struct {
 	Quantile float64
 	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
 	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
-	// ten allowed second calls. A first call that an inner policy refused allows no second call. A second
-	// call that an inner policy refused does not use up the allowance. Zero means 0.1. [Unlimited] means no
-	// limit.
+	// ten allowed second calls. If an inner policy refuses a first call, the first call adds no allowed
+	// second calls. If an inner policy refuses a second call, the second call does not count as one of the
+	// allowed second calls. Zero means 0.1. [Unlimited] means no limit.
 	Ratio float64
-	// Discard, if not nil, is called with each value that a successful call returns but Do does not. For
-	// example, Discard can close the value. Do calls Discard before it returns. If Discard is set, Do does not
-	// cancel the ctx of the winning call, because the returned value may still need it. The winner's ctx is
-	// released only when the ctx of Do is done, so do not call Do with a ctx that lives as long as the
-	// program.
+	// Discard, if not nil, is called with each unused value. A value is unused if a successful call returned
+	// the value, but Do does not return it. For example, Discard can close the value. Do calls Discard before
+	// it returns. If Discard is set, Do does not cancel the ctx of the winning call, because the returned
+	// value may still need it. The resources of the winner's ctx are then released only when the ctx of Do is
+	// done. Therefore, do not call Do with a ctx that is never canceled while the program runs.
 	Discard func(value any)
 }
 
