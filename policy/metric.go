@@ -47,8 +47,8 @@ func (m Metric) Parse() (what, unit string, attrs []Attr) {
 // An Attr is an attribute of a [Metric].
 type Attr struct{ Key, Value string }
 
-// Metrics returns the metrics of a policy from the fields of stats and their struct tags. kind is the kind of
-// the policy. An example of stats:
+// Metrics returns the metrics of a policy. It creates them from the fields of stats that have a struct tag. kind
+// is the kind of the policy. An example of stats:
 //
 //	type Stats struct {
 //		Admitted int64            `counter:"calls{outcome=admitted}"`
@@ -59,10 +59,10 @@ type Attr struct{ Key, Value string }
 //	}
 //
 // A duration is converted to seconds, and a bool is converted to 0 or 1. A map or slice yields one metric for
-// each element. The key or index of the element replaces the asterisk in the tag. Keys are sorted. A string
-// yields one metric for each value that its tag lists: the metric of the current value is 1, and the others
-// are 0. A nil pointer yields no metric. The fields of embedded structs are included. Fields without a tag
-// are ignored.
+// each element. The key or index of the element replaces the asterisk in the tag. Keys are sorted. The tag of
+// a string lists the possible values of the string. The string yields one metric for each of these values.
+// The metric of the current value is 1, and the other metrics are 0. A nil pointer yields no metric. The
+// fields of embedded structs are included. Fields without a tag are ignored.
 //
 // Metrics panics if stats is not a struct or a non-nil pointer to a struct. Metrics also panics if a field
 // with a tag is unexported or cannot be converted to a number, or if the tag of a string lists no values.

@@ -53,13 +53,13 @@ type Description struct {
 	// registry ignores the struct's fields that a settings file cannot hold, such as functions and interfaces.
 	Config func() any
 
-	// Update calls the function change with a pointer to the configuration, and applies the modified configuration.
-	// The configuration is passed without defaults: a zero field means its default, as in a settings file. In
-	// contrast, the policy's own method Update passes the configuration with defaults filled in.
+	// Update calls change with a pointer to the configuration, and then applies the modified configuration. The
+	// configuration is passed without defaults: a zero field means its default, as in a settings file. In contrast,
+	// the policy's own method Update passes the configuration with defaults filled in.
 	//
-	// The policy stays unchanged if the function change returns an error, if the modified configuration is invalid, or
-	// if dryRun is true. Even if dryRun is true, Update returns the error of the function change, or the reason why
-	// the configuration is invalid.
+	// The policy stays unchanged if change returns an error, if the modified configuration is invalid, or if dryRun
+	// is true. Update returns the error that change returns, or an error that reports why the configuration is
+	// invalid. Update returns these errors even if dryRun is true.
 	Update func(dryRun bool, change func(cfg any) error) error
 
 	// Observe calls f with every event until stop is called. f runs on the goroutine that causes the event, while the
