@@ -27,15 +27,15 @@ import (
 //
 // An attempt is one unary call that is sent to the server, or one opening of a stream. The policies run
 // around the attempts, on the caller's goroutine. The policies see the error of a failed attempt as a
-// [*StatusError]. The caller receives the last attempt's error unchanged from gRPC, unless a policy wrapped
-// it.
+// [*StatusError]. The caller receives the last attempt's error as gRPC returned it, unless a policy wrapped
+// the error.
 //
 // # Streams
 //
 // The policies guard only the opening of a stream. Bulkheads in the Middleware hold a slot until the stream
 // is open. Timeouts in the Middleware, such as resilience.Timeout and a retrier's AttemptTimeout, also stop
 // when the stream is open. To limit open streams, use StreamSlots and Idle. The deadline that gRPC sends to
-// the server is the caller's, not a timeout of the Middleware.
+// the server is the caller's deadline, not a timeout of the Middleware.
 //
 // A failed opening is retried like a unary call. An open stream is not repeated. gRPC opens a stream without
 // waiting for the server's reply. Even if the server's handler returns UNAVAILABLE immediately, the stream is
@@ -43,18 +43,19 @@ import (
 //
 // A breaker counts a stream as a success when the first message or the header arrives. If the stream ends
 // before that, the breaker counts the result with which it ends. If the stream fails later, the breaker
-// replaces the success by a failure. An adaptive bulkhead, and other middleware that observes the end of work
-// (see the method OnEnd of [resilience.Work]), also receive the stream's result:
+// replaces the success by a failure. An adaptive bulkhead also receives the stream's result when the stream
+// ends. So does other middleware that calls OnEnd of [resilience.Work]. The result is:
 //
 //   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
 //     ended normally.
 //   - If the server announces that it will close the connection (GOAWAY with NO_ERROR), and then closes the
 //     connection before the stream ends, the stream also ended normally. A server sends a GOAWAY with
 //     NO_ERROR when a connection reaches MaxConnectionAge, and when the server shuts down.
-//   - If the caller cancels, or if the program closes the connection or sends a message that cannot be encoded, the
-//     error matches [context.Canceled], and a breaker ignores the result.
+//   - If the caller cancels the stream, if the program closes the connection, or if the program sends a message that
+//     cannot be encoded, the client itself ended the stream. The error then matches [context.Canceled], and a breaker
+//     ignores the result.
 //   - If the caller's deadline passes while the caller waits in RecvMsg, SendMsg or Header, the stream
-//     failed. If the caller's deadline passes outside RecvMsg, SendMsg and Header, a breaker ignores the
+//     failed. If the deadline passes while the caller is in none of these methods, a breaker ignores the
 //     result.
 //   - If the caller waits for the server for longer than Idle, or if the server ends the stream with a status
 //     that is neither OK nor an answer, the stream failed.
@@ -72,8 +73,8 @@ import (
 // the duration of the wait. If the timeout expires after the wait, the timeout may therefore count as a
 // failure of the server.
 //
-// The policies also ignore the result of a call that cannot be sent because this process has no file
-// descriptor or local port left. gRPC reports the lack of a descriptor or port only in the text of an error.
+// A call cannot be sent if this process has no file descriptor or local port left. The policies ignore the
+// result of such a call, too. gRPC reports the lack of a descriptor or port only in the text of an error.
 //
 // gRPC continues to use a connection even if the server no longer sends anything on it. To replace a
 // connection on which the server sends nothing, set [grpc.WithKeepaliveParams].
@@ -83,17 +84,17 @@ type Client struct {
 	// Middleware holds the policies, usually a [resilience.Chain]. DialOptions applies it once, to a function
 	// that makes one attempt. Middleware may call this function more than once, but not concurrently, and not
 	// after Middleware itself has returned. Interceptors after the Client's interceptors must not call their
-	// invoker or streamer concurrently, either. To hedge calls, use an interceptor before them. Nil means no
-	// policies.
+	// invoker or streamer concurrently, either. To hedge calls, use an interceptor before the Client's
+	// interceptors. Nil means no policies.
 	//
 	// Middleware may itself call a server before a stream is opened, for example to get a token. For such a call,
-	// Middleware must use a different ctx. With the stream's ctx, the policies of the call would treat the
-	// stream's end as the call's end.
+	// Middleware must use a different ctx. Otherwise the policies of that call would treat the end of the stream
+	// as the end of that call.
 	Middleware resilience.Middleware
 
-	// Replayable reports whether calls to a method may be sent more than once, because repeating a call has no
-	// further effect. method is the full name, such as "/users.v1.Users/Get". Nil means [Idempotent], which
-	// your own function may also call.
+	// Replayable reports whether calls to a method may be sent more than once. A call may be sent more than once
+	// if repeating it has no further effect. method is the full name, such as "/users.v1.Users/Get". Nil means
+	// [Idempotent], which your own function may also call.
 	Replayable func(ctx context.Context, method string) bool
 
 	// StreamSlots limits how many streams are open at the same time. A stream takes a slot before the
@@ -104,8 +105,8 @@ type Client struct {
 	// Idle is the maximum time that each RecvMsg, SendMsg or Header of an open stream may wait for the server.
 	// Pauses in which the caller does not wait for the server do not count. If a wait takes longer than Idle,
 	// the stream ends with DEADLINE_EXCEEDED and a [*resilience.TimeoutError], and counts as a failure of the
-	// server. For a subscription, Idle must be longer than the longest time in which the server has nothing to
-	// send. Zero or less means no limit.
+	// server. For a subscription, Idle must be longer than any pause in which the server has nothing to send.
+	// Zero or less means no limit.
 	Idle time.Duration
 
 	// Exempt reports whether calls to a method bypass Middleware, StreamSlots and Idle. method is the full
@@ -117,8 +118,8 @@ type Client struct {
 
 // DialOptions returns options for [grpc.NewClient] that add the interceptors of c. Interceptors run in the
 // order in which options add them. An interceptor that was added before the interceptors of c runs once for
-// each call. An interceptor that was added after the interceptors of c runs once for each attempt. If c has
-// no Middleware, StreamSlots and Idle, DialOptions returns no options.
+// each call. An interceptor that was added after the interceptors of c runs once for each attempt. If
+// Middleware, StreamSlots and Idle are all unset, DialOptions returns no options.
 //
 // DialOptions disables all retries that a service config specifies (see [grpc.WithDisableRetry]). gRPC still
 // repeats a call once if the server has certainly not processed the call. The policies do not see this

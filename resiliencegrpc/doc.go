@@ -33,8 +33,9 @@
 //
 // The settings in this example are a good start. While the server is down, the breaker is open and the
 // process sends about one call per second. After the server has recovered, calls succeed again within about a
-// second. With a longer OpenFor, the open breaker would usually refuse more calls than the fault itself
-// fails. docs/BENCHMARKS.md shows the share of calls that succeed with these settings under common faults.
+// second. With a longer OpenFor, more calls would usually fail because of the open breaker than because of
+// the fault itself. docs/BENCHMARKS.md shows the share of calls that succeed with these settings under common
+// faults.
 //
 // A [Client] follows these rules:
 //
@@ -60,9 +61,10 @@
 //	}.Options()...)
 //
 // A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is
-// no capacity. If the policy knows when a retry can succeed, the status has a RetryInfo detail with that
-// time, and the trailer grpc-retry-pushback-ms repeats it. A client cannot choose the priority of its calls
-// or the client address to which a limit applies. Only a trusted proxy can specify the client address.
+// no capacity. If the policy knows when a retry can succeed, the client receives this time. The time is in a
+// RetryInfo detail of the status and in the trailer grpc-retry-pushback-ms. A client cannot choose the
+// priority of its calls. A client cannot choose its own address for a limit, either: only a trusted proxy can
+// specify the client address.
 //
 // # Errors
 //

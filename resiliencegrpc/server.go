@@ -32,11 +32,11 @@ import (
 //     for another reason, such as an outage of its store or too many keys.
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
-// If the policy that refused the call specifies when to retry, the status has a RetryInfo detail with that
-// time, and the trailer grpc-retry-pushback-ms repeats it. If a retry cannot help, the trailer
-// grpc-retry-pushback-ms is -1. The client receives no other information about the policy. The statuses of a
-// refused call also apply if a handler returns the error of a policy that refused one of the handler's own
-// calls, such as the open breaker of a database.
+// If the policy that refused the call specifies when to retry, the client receives this time. The time is in a
+// RetryInfo detail of the status and in the trailer grpc-retry-pushback-ms. If a retry cannot help, the trailer
+// grpc-retry-pushback-ms is -1. The client receives no other information about the policy. A handler may make
+// calls under policies of its own, for example under the breaker of a database. If such a policy refuses a call
+// and the handler returns the policy's error, the same statuses apply.
 //
 // The Middleware sees a handler's error as a [*StatusError]. If the client cancels the call, if its
 // connection breaks, or if its deadline passes, the ctx of the policies is also done. The policies then
@@ -48,8 +48,8 @@ import (
 // the memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams
 // on each connection with [grpc.MaxConcurrentStreams].
 type Server struct {
-	// Limit limits the rate of calls for each key. A call that Slots or the Middleware then refuses keeps its
-	// token. Nil means no limit.
+	// Limit limits the rate of calls for each key. If Slots or the Middleware then refuses the call, the call's
+	// token is not refunded. Nil means no limit.
 	Limit resiliencehttp.Admitter
 
 	// Key returns the key of a call for Limit. Derive the key from facts about the client that the server has
@@ -63,8 +63,8 @@ type Server struct {
 	// information about the client into the call's ctx. Nil means no limit.
 	Slots *bulkhead.Bulkhead
 
-	// StreamSlots limits how many streams are served at the same time. If StreamSlots is set, streams take no
-	// slots of Slots. Nil means that streams take slots of Slots, like unary calls.
+	// StreamSlots limits how many streams are served at the same time. If StreamSlots is set, streams do not take
+	// slots from Slots. Nil means that streams take slots from Slots, like unary calls.
 	StreamSlots *bulkhead.Bulkhead
 
 	// Middleware holds further policies around the handler: a breaker, for example, or a [resilience.Chain]
@@ -80,8 +80,8 @@ type Server struct {
 }
 
 // Options returns options for [grpc.NewServer] that add the interceptors of s. Interceptors run in the order
-// in which options add them. If Key, or the Priority or Share function of a bulkhead, reads a value from the
-// call's ctx, an interceptor that was added earlier must set this value.
+// in which options add them. Key can read values from the call's ctx, and so can the functions Priority and
+// Share of a bulkhead. An interceptor that was added earlier must set these values.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()

@@ -28,10 +28,11 @@ import (
 // Policies ignore a call that fails because of the caller's own mistake, such as metadata that cannot be sent
 // or a message that cannot be encoded.
 //
-// If the status has a RetryInfo detail, or if there is a trailer grpc-retry-pushback-ms, the call is worth
-// another attempt after the given time, whatever its status. If there are both a RetryInfo and a trailer, the
-// longer time counts. A negative trailer means that another attempt cannot help. A call that is worth another
-// attempt is retried only if it may be repeated: see [Client].
+// A server can specify when to retry: in a RetryInfo detail of the status, or in the trailer
+// grpc-retry-pushback-ms. The call is then worth another attempt after the specified time, regardless of its
+// code. If there are both a RetryInfo and a trailer, the longer time counts. A negative trailer means that
+// another attempt cannot help. A call that is worth another attempt is retried only if it may be repeated: see
+// [Client].
 //
 // RESOURCE_EXHAUSTED without a time is not worth another attempt, because a request or a response may be too
 // large. A request that is too large would fail again in the next attempt.
@@ -168,7 +169,7 @@ type wrongCallError struct {
 	decided atomic.Bool // the policies have returned
 }
 
-// Refused returns true until the policies have returned.
+// Refused returns true while the policies run, and false after they have returned.
 func (e *wrongCallError) Refused() bool { return !e.decided.Load() }
 
 // Unwrap returns the StatusError.

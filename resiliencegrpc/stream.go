@@ -169,9 +169,9 @@ type innerCtx struct {
 	attempt         context.Context
 }
 
-// Value returns the value of key in the attempt's ctx. If the value is itself a ctx, the caller is package
-// context, which looks for the ctx that it can cancel. For package context, Value returns the value in the
-// stream's ctx.
+// Value returns the value of key in the attempt's ctx. There is one exception: package context itself calls Value
+// to find the ctx whose cancellation it must follow. In this case, the value is a ctx, and Value returns the value
+// in the stream's ctx.
 func (c *innerCtx) Value(key any) any {
 	v := c.attempt.Value(key)
 	if _, isCtx := v.(context.Context); isCtx {
@@ -350,10 +350,10 @@ func (s *stream) policiesReturned() {
 	}
 }
 
-// ReportFailure reports to the policies that a stream of a [Client] failed although its status does not show it. For
-// example, the stream's messages may show that the server no longer updates its data. A breaker counts err as a
-// failure, unless err is an answer ([resilience.Answered]). ReportFailure does not end the stream, so cancel the
-// stream's ctx after the call to ReportFailure.
+// ReportFailure reports to the policies that a stream of a [Client] failed. Use it if the stream's status does not
+// show the failure. For example, the stream's messages may show that the server no longer updates its data. A breaker
+// counts err as a failure, unless err is an answer ([resilience.Answered]). ReportFailure does not end the stream, so
+// cancel the stream's ctx after the call to ReportFailure.
 //
 // ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the stream
 // has ended, if the stream belongs to no Client, or if the stream's method is exempt. Interceptors may wrap

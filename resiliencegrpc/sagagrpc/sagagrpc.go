@@ -37,10 +37,10 @@ const (
 // gRPC sends only printable ASCII in metadata, so the saga's ID and the names of its steps must be printable
 // ASCII.
 //
-// Only the saga should retry the RPC. Do not use a retryPolicy of gRPC, or a retrier around a step whose
-// Attempts is 1. If anything other than the saga retries the RPC, the saga sees only the last response. If
-// the server declined only the second request, the saga would conclude that the server also declined the
-// first request, which may have taken effect.
+// Only the saga should retry the RPC. Do not use a retryPolicy of gRPC. If the Attempts of a step is 1, do
+// not use a retrier around the step, either. If anything other than the saga retries the RPC, the saga sees
+// only the last response. If the server declined only the second request, the saga would conclude that the
+// server also declined the first request. But the first request may have taken effect.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)
@@ -53,16 +53,15 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 // Result converts the error of an RPC to the error that a step's Do or Undo must return. ctx is the ctx of
 // the step.
 //
-//   - A status with an ErrorInfo of the reason COMMAND_DECLINED and the domain
-//     github.com/go-resilience/resilience/saga becomes a [saga.Declined]: the server has declined this
-//     command and has recorded the decision, so no attempt of the command takes effect.
+//   - A status becomes a [saga.Declined] if it has an ErrorInfo with the reason COMMAND_DECLINED and the
+//     domain github.com/go-resilience/resilience/saga. The server has then declined this command and has
+//     recorded the decision, so no attempt of the command takes effect.
 //   - In an Undo, NotFound becomes nil, because there is nothing to undo.
 //   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition, OutOfRange,
 //     Unimplemented, AlreadyExists and DataLoss become a [saga.Permanent]: the step is not retried, but may
 //     have taken effect.
 //   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect.
-//     After an unchanged error that is not a refusal by a policy, the step may have taken effect and is
-//     retried.
+//     After any other unchanged error, the step may have taken effect. The step is then retried.
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
