@@ -364,8 +364,8 @@ func (a *attempt) Err() error {
 	return err
 }
 
-// Value hides the call's Work from Base. If Base saw the Work, policies inside Base would hold their
-// resources until this call's response ends.
+// Value hides the call's Work from Base. Otherwise policies inside Base would find the Work in the ctx, and
+// would hold their resources until this call's response ends.
 func (a *attempt) Value(key any) any {
 	switch key {
 	case linger.Key{}:

@@ -44,10 +44,10 @@ type ClientConfig struct {
 	// ResponseHeaderTimeout and Idle limit an attempt.
 	AttemptTimeout time.Duration
 
-	// ResponseHeaderTimeout is the maximum wait for the header of a response, and Idle is the maximum time
-	// that a Read of its body waits for data; see [Transport]. Zero means 10 seconds. If Timeout is set and
-	// AttemptTimeout is not, zero means a third of Timeout, but at most 10 seconds. [resilience.Unlimited]
-	// means no limit.
+	// ResponseHeaderTimeout is the maximum wait for the header of a response. Idle is the maximum time that a
+	// Read of the response's body waits for data. See [Transport]. Zero means 10 seconds. If Timeout is set
+	// but AttemptTimeout is zero, the default is instead a third of Timeout, but at most 10 seconds.
+	// [resilience.Unlimited] means no limit.
 	//
 	// The default of Idle does not apply to responses of type text/event-stream or multipart/*, whose sender
 	// may pause. Set a longer ResponseHeaderTimeout if the server needs more time to compute a response, such
@@ -60,8 +60,8 @@ type ClientConfig struct {
 	// for each host limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open,
 	// the retrier stops instead of waiting.
 	//
-	// The defaults outlast a restart of 200ms. More attempts by themselves do not outlast a longer restart, because
-	// the failures of several callers open the breaker, which ends the retries. To outlast a longer restart, also
+	// The defaults outlast a restart of 200ms. More attempts alone are not enough for a longer restart: the failures
+	// of several callers open the breaker, and the open breaker ends the retries. To outlast a longer restart, also
 	// set Breaker.
 	Retry resilience.Middleware
 
@@ -72,11 +72,11 @@ type ClientConfig struct {
 	// request per second to a host that is down. The breaker's ProbeTimeout is ResponseHeaderTimeout,
 	// AttemptTimeout or 30 seconds, whichever is shortest.
 	//
-	// If a request fails because the caller's deadline has expired, the default breaker counts a failure only if
-	// the caller had given the host enough time. Enough time is 0.9 seconds, or 90% of ResponseHeaderTimeout or
-	// AttemptTimeout if that is shorter. If your callers' deadlines give a host less than 0.9 seconds, set
-	// ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines, because otherwise a host that
-	// hangs does not open the breaker.
+	// A request may fail because the caller's deadline has expired. The default breaker then counts a failure only
+	// if the host had a minimum time for the request. The minimum time is 0.9 seconds, or 90% of
+	// ResponseHeaderTimeout or AttemptTimeout if that is shorter. If your callers' deadlines give a host less than
+	// 0.9 seconds, set ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a host
+	// that hangs does not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.

@@ -28,8 +28,8 @@ import (
 // A request that may be repeated (see [Transport]) is sent to the next server after an error, or after a
 // response that [DefaultJudge] or the Transport's Judge treats as a failure. Failover assumes that each
 // server recognizes an Idempotency-Key that another server has received. If your servers do not share
-// Idempotency-Keys, set a Replayable that returns false, because a request, such as a payment, may otherwise
-// take effect twice.
+// Idempotency-Keys, set a Replayable that returns false. Otherwise a request, such as a payment, may take
+// effect twice.
 //
 // Any other request, such as a POST, is sent to the next server only if it has certainly had no effect. A
 // request has certainly had no effect if a policy refused it, if it was never sent, if the response was 429,

@@ -58,7 +58,7 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be repeated.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// Answered reports whether the status shows that the server works, as each status below 500 does.
+// Answered reports whether the status shows that the server works. Each status below 500 shows this.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
 // Throttled reports whether the server rejected the request to shed load: the status is 429, 503 or 529.

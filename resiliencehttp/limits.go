@@ -32,8 +32,8 @@ type Admitter interface {
 // The response to each request, admitted or refused, has the header fields RateLimit-Policy and RateLimit
 // (draft-ietf-httpapi-ratelimit-headers-11). In RateLimit, the parameter r is the number of requests that the
 // limit still allows, and t is the number of seconds until that number increases. If the limit has quotas in
-// addition to its rate, the fields describe the rate or the quota that allows the fewest requests. The name
-// of a quota contains its window, as in "default per day". A limit that is Unlimited adds no fields.
+// addition to its rate, the fields describe only one of these limits: the one that allows the fewest requests.
+// The name of a quota contains its window, as in "default per day". A limit that is Unlimited adds no fields.
 //
 // If the limit refuses a request, the client receives 429 with a problem document of type quota-exceeded, or
 // 413 if the request costs more than the limit can ever allow. If the refusal is not caused by the client, as
@@ -43,8 +43,8 @@ type Admitter interface {
 // the request is refused with 503. Over HTTP/1.1, net/http notices a disconnection only after the request's
 // body has been read.
 //
-// If inner middleware of Server, or a handler with [Server.Refuse], refuses a request, the tokens of the
-// request are refunded. Throttle panics if l is nil.
+// The tokens of an admitted request are refunded if inner middleware of Server refuses the request, or if the
+// handler refuses it with [Server.Refuse]. Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
@@ -175,13 +175,13 @@ func sfString(s string) string {
 
 var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
-// Refuse writes the response to a request that a policy refused with err. Call Refuse in a handler that uses
-// policies itself, such as a limit of package throttle/fleet, before the handler has written a response. The
-// status is:
+// Refuse writes the response to a request that a policy refused with err. Refuse is for handlers that use policies
+// themselves, such as a limit of package throttle/fleet. The handler must call Refuse before it writes a response.
+// The status is:
 //
 //   - 413 if err is a [throttle.LimitedError] whose Reason is TooCostly.
-//   - 429 if the client is over a limit: err matches [throttle.ErrLimited], and the Reason of its LimitedError is not
-//     TooCostly, Outage, Shed or CoolingDown.
+//   - 429 if the client is over a limit. In this case, err matches [throttle.ErrLimited], and the Reason of its
+//     LimitedError is none of TooCostly, Outage, Shed and CoolingDown.
 //   - 503 if there is no capacity: another policy refused the request ([resilience.Refused] is true), or err
 //     matches [context.DeadlineExceeded].
 //   - 503 if an upstream server is overloaded: err is a [*StatusError] with the status 429, 503 or 529. The
@@ -191,8 +191,9 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 //     only its sending side would receive an empty response with status 200.
 //
 // The response does not contain the text of err. If none of the statuses applies to err, Refuse writes
-// nothing and returns false. For example, Refuse returns false for the error of a retrier whose second
-// attempt was refused by an open breaker, because the first attempt was admitted and failed.
+// nothing and returns false. For example, suppose that a retrier's first attempt was admitted and failed, and
+// that an open breaker refused the second attempt. Because of the first attempt, the retrier's error is not a
+// refusal, and Refuse returns false.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	// After a deadline, r's ctx is also done, but the client still waits for a response.
 	disconnected := errors.Is(r.Context().Err(), context.Canceled)

@@ -30,10 +30,10 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // request, in lower case and without a final dot. The request's field Host is ignored. If the URL has no
 // port, the port is 80 for http or 443 for https.
 //
-// Prepare runs inside the policies. If Prepare changes the server that the request is sent to, HostOf still
-// returns the original server, and the original server's policies count the failures of the new server. To
-// change the server, use a RoundTripper outside the Transport, or a separate Transport for each server, as
-// with [Failover].
+// Prepare runs inside the policies. If Prepare sends the request to another server, HostOf still returns the
+// original server. The policies of the original server then count the failures of the other server. To change
+// the server, use a RoundTripper outside the Transport, or a separate Transport for each server, as with
+// [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host

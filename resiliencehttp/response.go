@@ -241,16 +241,16 @@ func (b *body) result(err error, waiting bool) error {
 }
 
 // ReportFailure reports to the policies that a response failed with err, although its status is a success.
-// For example, the caller has read an event from the body that describes an error. Close the body after the
-// call to ReportFailure.
+// For example, the body of a stream of events may contain an event that describes an error. Close the body
+// after the call to ReportFailure.
 //
 // ReportFailure reports whether it had an effect. ReportFailure has no effect if err is nil, if the body has
 // been read to its end or closed, or if no policy of a [Transport] holds resources for resp. ReportFailure
 // finds the policies through resp.Request, so the Body may be wrapped.
 //
-// A body that was read to its end counts as a success. A stream that ends without its last event counts as a
-// failure only in two cases: Base's body returns [io.ErrUnexpectedEOF], or the caller calls ReportFailure
-// before the Body returns io.EOF.
+// A body that was read to its end counts as a success, even if it is a stream that ends without its last event.
+// There are two exceptions. The stream counts as a failure if Base's body returns [io.ErrUnexpectedEOF], or if
+// the caller calls ReportFailure before the Body returns io.EOF.
 func ReportFailure(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false

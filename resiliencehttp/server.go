@@ -25,10 +25,10 @@ import (
 // document (RFC 9457). The response has a Cache-Control of no-store. The response also has a Retry-After of
 // at least 1 second, unless a retry can never succeed.
 //
-// A refusal removes header fields that describe the body of the original response, such as ETag. A
-// Content-Encoding that was set before the middleware received the request remains, because it belongs to an
-// outer ResponseWriter that compresses. In contrast, [Server.Refuse] removes the Content-Encoding in any
-// case.
+// A refusal removes header fields that describe the body of the original response, such as ETag. A refusal
+// does not remove a Content-Encoding that was set before the middleware received the request. Such a
+// Content-Encoding belongs to an outer ResponseWriter that compresses the response. In contrast,
+// [Server.Refuse] removes the Content-Encoding in any case.
 type Server struct {
 	// LimitName is the name of the limit in the header fields RateLimit-Policy and RateLimit and in problem
 	// documents. Empty means "default".
@@ -63,10 +63,10 @@ type Server struct {
 // the client receives 503 with a problem document of type temporary-reduced-capacity. A request is also refused with
 // 503 if its client disconnects while the request waits; see [Server.Throttle].
 //
-// If the handler can process fewer requests concurrently than b has slots, or if its capacity varies,
-// requests queue inside the handler, where b's priorities and shares have no effect. For such a handler, use
-// a bulkhead of package bulkhead/adaptive, which finds the right limit itself. Call the handler in the
-// bulkhead's Do, and pass the error of Do to [Server.Refuse].
+// Some handlers can process fewer requests concurrently than b has slots, or have a capacity that varies.
+// Requests then queue inside the handler, and b's priorities and shares have no effect there. For such a
+// handler, use a bulkhead of package bulkhead/adaptive, which finds the right limit itself. Call the handler
+// in the bulkhead's Do, and pass the error of Do to [Server.Refuse].
 //
 // b's functions Priority and Share can read values, such as the tenant, from the request's ctx. Outer
 // middleware must set these values from information that the client cannot choose. Bulkhead panics if b is

@@ -18,7 +18,7 @@
 //	}
 //
 // [Server] provides middleware that limits the rate of requests and the number of concurrent requests. A
-// client cannot choose the priority of its requests or the address by which its requests are limited:
+// client can choose neither the priority of its requests nor its own address for a limit:
 //
 //	server := resiliencehttp.Server{}
 //	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
@@ -65,22 +65,23 @@ import (
 // success by a failure, but the request is not retried. If the caller cancels, or reads too slowly, policies
 // do not count the attempt as a failure of the server.
 //
-// After a successful attempt, the bulkhead still holds the slot, and timeouts still apply, until the caller
-// has read the body to its end or closed it, or until ctx is done. The caller must therefore read each body
-// to its end or close it. If bodies are never closed, their slots are never released, and later calls fail
-// with bulkhead.ErrFull. Your own middleware can hold a resource until the body ends with [resilience.AtEnd].
+// After a successful attempt, the bulkhead still holds the slot, and timeouts still apply. Both end when the
+// caller has read the body to its end, when the caller closes the body, or when ctx is done. The caller must
+// therefore read each body to its end or close it. If bodies are never closed, their slots are never
+// released, and later calls fail with bulkhead.ErrFull. Your own middleware can use [resilience.AtEnd] to
+// hold a resource until the body ends.
 //
 // A stream of events, or the connection after 101 Switching Protocols, holds its slot until the stream or the
 // connection ends. No timeout ends a connection after 101 Switching Protocols. Use a separate Transport for
 // streams.
 //
 // An attempt ends when its response ends. If the upload of the request's body is still in progress when the
-// response ends, the upload is cut off. net/http itself also cuts off the upload over HTTP/1.1, and for any
-// status of 300 or above.
+// response ends, the upload is cut off. net/http itself also cuts off the upload: over HTTP/1.1 always, and over
+// HTTP/2 if the status is 300 or above.
 //
 // A failed response holds no slot while the caller reads its body. If another attempt may follow, the Transport
-// itself reads up to 64 KiB of the failed response, for at most 1 second, while the attempt holds its slot. If
-// it did not, net/http could not reuse the connection.
+// itself reads the body of the failed response, because otherwise net/http could not reuse the connection. The
+// Transport reads up to 64 KiB, for at most 1 second. During this time, the attempt holds its slot.
 //
 // The policies and Base run on the caller's goroutine, except for hedged requests (see Hedge). Slots are
 // released during the last Read of the body, or during its Close. If ctx is done before the body ends, slots
@@ -90,17 +91,18 @@ import (
 // Do not change the fields of a Transport after the first call to RoundTrip. A Transport is safe for
 // concurrent use; create it once and share it.
 type Transport struct {
-	// Base sends the requests. Nil means the value that [http.DefaultTransport] has at the first request. If
-	// the program has set http.DefaultTransport to this Transport, or to a RoundTripper that forwards to it,
-	// nil means the value that http.DefaultTransport had when the program started.
+	// Base sends the requests. Nil means the value that [http.DefaultTransport] has at the first request. There
+	// is one exception: the program may have set http.DefaultTransport to this Transport, or to a RoundTripper
+	// that forwards to this Transport. Nil then means the value that http.DefaultTransport had when the program
+	// started.
 	//
-	// The network may silently drop a connection between two requests. The Transport therefore abandons a reused
-	// connection if an attempt on it received nothing before a timeout of this module expired. The Transport also
-	// abandons a connection if the caller's deadline passes when the attempt has had the connection for 0.9 seconds or
-	// longer. If Base is an [http.Transport], the next attempt dials a new connection, and other requests on an
-	// abandoned HTTP/2 connection can finish. For any other Base, the Transport calls CloseIdleConnections, and sets
-	// [http.Request.Close] in the request's next attempt. Over HTTP/2, an attempt with Close set is the last one on its
-	// connection.
+	// The network may silently drop a connection between two requests. Therefore, if an attempt on a reused
+	// connection receives nothing and a timeout of this module expires, the Transport abandons the connection. The
+	// Transport also does so if the caller's deadline expires instead, but only if the attempt has had the connection
+	// for at least 0.9 seconds. If Base is an [http.Transport], the next attempt dials a new connection. If the
+	// abandoned connection uses HTTP/2, other requests on it can finish. For any other Base, the Transport calls
+	// Base's method CloseIdleConnections. The Transport then also sets [http.Request.Close] in the request's next
+	// attempt. Over HTTP/2, an attempt with Close set is the last one on its connection.
 	Base http.RoundTripper
 
 	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies the Middleware once, at
@@ -131,8 +133,8 @@ type Transport struct {
 	// not arrive in time, the attempt fails and counts as a failure of the server. Another attempt may follow.
 	// Zero or less means no limit.
 	//
-	// If Base does not call the hooks of [net/http/httptrace], the time starts when the request's body has
-	// been read to its end, and includes dialing.
+	// Some RoundTrippers do not call the hooks of [net/http/httptrace]. With such a Base, the time starts when
+	// the request's body has been read to its end. The time then includes dialing.
 	ResponseHeaderTimeout time.Duration
 
 	// HoldBody delays a response until the first byte of its body, or the end of the body, has arrived.
@@ -145,34 +147,35 @@ type Transport struct {
 	// failure of the server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
 	Idle time.Duration
 
-	// Prepare, if not nil, is called before each attempt with the copy of the request that the attempt sends.
-	// Prepare may change the copy, for example to sign it. If Prepare replaces the Body, it must close the old
-	// Body. If Prepare returns an error, the request counts as invalid and is not retried. If Prepare changes
-	// the server that the request is sent to, see [HostOf].
+	// Prepare, if not nil, is called before each attempt. Each attempt sends a copy of the request, and Prepare
+	// receives this copy. Prepare may change the copy, for example to sign it. If Prepare replaces the Body, it
+	// must close the old Body. If Prepare returns an error, the request counts as invalid and is not retried. If
+	// Prepare changes the server that the request is sent to, see [HostOf].
 	Prepare func(*http.Request) error
 
-	// Hedge, if not nil, sends a copy of a request that may be repeated (see Replayable) if the response takes
-	// too long. The caller receives the first response that is not a failure. The other copy is canceled, and
-	// its response is closed. Each copy passes through the Middleware, the second one on a separate goroutine.
-	// The Hedger needs no Discard. A request is never hedged if it has a body without a GetBody, if it has a
-	// Trailer, or if it has the header field Upgrade.
+	// Hedge, if not nil, sends a second copy of a request if the response takes too long. Hedge applies only to
+	// requests that may be repeated (see Replayable). The caller receives the first response that is not a
+	// failure. The other copy is canceled, and its response is closed. Each copy passes through the Middleware,
+	// the second one on a separate goroutine. The Hedger needs no Discard. A request is never hedged if it has a
+	// body without a GetBody, if it has a Trailer, or if it has the header field Upgrade.
 	Hedge *hedge.Hedger[*http.Response]
 
 	// HedgeIf, if not nil, reports whether a request may be hedged. Nil allows all requests without an
-	// Idempotency-Key or X-Idempotency-Key. Nil excludes requests with a key, because a server that is still
-	// processing the first copy would respond to the second copy with 409, and the caller would receive that
-	// response.
+	// Idempotency-Key or X-Idempotency-Key. Nil excludes requests with such a key, because both copies would have the
+	// same key. If the server is still processing the first copy, it would respond to the second copy with 409. The
+	// caller would then receive the 409.
 	HedgeIf func(*http.Request) bool
 
-	// Replayable reports whether a request may be repeated, because sending it more than once has the same
-	// effect as sending it once. Nil means that the method and the header fields Idempotency-Key and
+	// Replayable reports whether a request may be repeated. It may be repeated if sending it more than once has
+	// the same effect as sending it once. Nil means that the method and the header fields Idempotency-Key and
 	// X-Idempotency-Key decide, as described at [Transport].
 	Replayable func(*http.Request) bool
 
 	// MaxBuffer is the maximum size, in bytes, of a request body that the Transport copies while the body is
 	// sent. The Transport copies a body only if the request has no GetBody, and sends the copy in the next
-	// attempt. The Transport copies only the bytes that it sends: to read ahead would deadlock for a pipe, or for
-	// a body that depends on the response. Zero or less means that no body is copied.
+	// attempt. The Transport copies only the bytes that it sends, and does not read ahead. If the body is a pipe
+	// or depends on the response, reading ahead could cause a deadlock. Zero or less means that no body is
+	// copied.
 	MaxBuffer int64
 
 	once        sync.Once
@@ -193,9 +196,9 @@ type Transport struct {
 }
 
 // RoundTrip sends req through the policies. RoundTrip returns the response of the successful attempt. If no
-// attempt was successful, RoundTrip returns the response of the last attempt or, without a response, an
-// error. The error comes from Base, from a policy that refused the request, or from req's ctx. If the error
-// is or wraps a timeout, its method Timeout returns true.
+// attempt was successful, RoundTrip returns the response of the last attempt. If there is no such response,
+// RoundTrip returns an error. The error comes from Base, from a policy that refused the request, or from
+// req's ctx. If the error is or wraps a timeout, its method Timeout returns true.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, _, err := t.roundTrip(req)
 	return resp, err
