@@ -45,8 +45,8 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 // A Budget is a bucket of retries. Each call adds Ratio retries, and each second adds PerSecond retries. A Retrier
 // takes a retry out of the bucket before it waits for the next attempt. If the bucket holds less than one retry, the
 // Retrier does not retry. A new Budget holds 10*PerSecond retries. A Budget holds at most 10*PerSecond + 100*Ratio
-// retries. An attempt that another policy refused neither adds nor takes a retry. If retriers are nested, give a
-// Budget to only one of the retriers.
+// retries. If another policy refuses an attempt, the attempt neither adds a retry to the bucket nor takes one out of
+// it. If retriers are nested, give a Budget to only one of the retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 	users   atomic.Int64 // number of Retriers that have ever used the Budget
@@ -130,8 +130,8 @@ func (b *Budget) Stats() (s BudgetStats) {
 // Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update is like [Retrier.Update]. Ratio and PerSecond may be None, so the function change must test for None before
-// it calculates with Ratio or PerSecond. For the time before the call to Update, the old PerSecond applies.
+// Update is like [Retrier.Update]. Ratio and PerSecond may be None, so change must test for None before it calculates
+// with Ratio or PerSecond. For the time before the call to Update, the old PerSecond applies.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }

@@ -22,9 +22,9 @@ type Config struct {
 	// Attempts is the maximum number of attempts of a call. Attempts that were refused count too. Zero means 3.
 	// [Unlimited] means that only ctx and Budget limit the attempts.
 	Attempts int
-	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is canceled,
-	// and another attempt may follow. If the attempt's error is retryable, it then matches [context.DeadlineExceeded].
-	// Zero means no limit.
+	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is
+	// canceled, and another attempt may follow. The error of such an attempt matches [context.DeadlineExceeded] if it
+	// is retryable. Zero means no limit.
 	//
 	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
 	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body.
@@ -33,9 +33,9 @@ type Config struct {
 	// A breaker inside the Retrier cannot distinguish AttemptTimeout from the caller's deadline. If there is a breaker
 	// inside the Retrier, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
 	AttemptTimeout time.Duration
-	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt fails after it has run for
-	// at least HealthyAfter, the failed attempt counts as the first attempt of a new call. Zero means that a failed
-	// attempt never counts as the first attempt of a new call.
+	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt has run for at least
+	// HealthyAfter and then fails, a new call starts: the failed attempt counts as the first attempt of the new call.
+	// Zero means that a failed attempt never counts as the first attempt of a new call.
 	HealthyAfter time.Duration
 	// Backoff returns a new [Backoff] for each call that is retried. Config.Validate also calls the function Backoff.
 	// Nil means Exponential(100ms, 10s).
@@ -50,8 +50,8 @@ type Config struct {
 	// MaxRetryAfter is the longest RetryAfter that a call waits for. If the RetryAfter of an error is longer than
 	// MaxRetryAfter, the call is not retried. Zero means 1 minute.
 	MaxRetryAfter time.Duration
-	// RetryIf reports whether a call that failed with the error should be retried. RetryIf is not called for an error
-	// whose method Refused() bool or Answered() bool returns true, or for a [Permanent] error. Nil means
+	// RetryIf reports whether a call that failed with the error should be retried. RetryIf is not called for a
+	// [Permanent] error, or for an error whose method Refused() bool or Answered() bool returns true. Nil means
 	// resilience.Retryable.
 	RetryIf func(error) bool
 	// Budget limits the retries to a fraction of the calls. Retriers can share a Budget. Nil means no limit.
@@ -102,11 +102,11 @@ func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", 
 // Config returns the configuration with defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
-// Update returns an error, and nothing changes. A field that the function change does not alter keeps its value, or
-// continues to follow its default. A field for a function that was not set is nil in the Config that the function
-// change receives. Attempts may be Unlimited, which is -1. The function change must test for Unlimited before it
-// calculates with Attempts. The function change must not call methods of r, because Update holds a lock.
+// Update calls change with the effective configuration, and then applies the modified configuration. If the modified
+// configuration is invalid, Update returns an error, and nothing changes. If change does not alter a field, the field
+// keeps its value, or continues to follow its default. In the Config that change receives, the field of a function is
+// nil if it was not set. Attempts may be Unlimited, which is -1, so change must test for Unlimited before it
+// calculates with Attempts. change must not call methods of r, because Update holds a lock.
 //
 // Calls in flight finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error {

@@ -58,8 +58,8 @@ func (e Event) describe() policy.Event {
 	return d
 }
 
-// Describe implements [policy.Describer]. The Health of a Budget is a warning, "spent", if the last requested retry
-// was not allowed and the Budget still holds no whole retry.
+// Describe implements [policy.Describer]. The Health of a Budget has the status Warn and the state "spent" if the
+// last requested retry was not allowed and the Budget still holds less than one retry.
 func (b *Budget) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "budget",

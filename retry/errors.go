@@ -30,7 +30,7 @@ var (
 // contains no durations, so equal failures have equal texts.
 type Error struct {
 	Name        string        // the Retrier's name
-	Attempts    int           // the number of attempts, without an attempt whose refusal is the Cause
+	Attempts    int           // the number of attempts; the last one is not counted if its refusal is the Cause
 	RetryingFor time.Duration // the time since the first attempt failed
 	// Cause is the reason why no attempt followed:
 	//

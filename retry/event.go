@@ -14,7 +14,8 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
-// An Event reports a retry, or the result of a call that was retried or that returned an [*Error].
+// An Event reports a retry or the result of a call. The result of a call is reported only if the call was retried or
+// returned an [*Error].
 type Event struct {
 	Kind        EventKind     // the kind of the event
 	Name        string        // the Retrier's name
@@ -62,8 +63,8 @@ func contextOutcome(ctx context.Context) Outcome {
 }
 
 // Stats are the counters of a [Retrier]. Each call that has returned is counted in exactly one of the fields
-// FirstTry, Recovered, Exhausted, Permanent, OverBudget, Deadline, Canceled and Nested. A call that package hedge
-// canceled because a parallel call won is not counted at all.
+// FirstTry, Recovered, Exhausted, Permanent, OverBudget, Deadline, Canceled and Nested. If package hedge cancels a
+// call because a parallel call has won, the canceled call is not counted at all.
 type Stats struct {
 	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // calls that succeeded at the first attempt
 	Recovered  int64 `counter:"calls{outcome=recovered}"`   // calls that succeeded after a retry

@@ -14,8 +14,9 @@
 //   - The delays between attempts are random and grow. A delay is never shorter than an error's RetryAfter or
 //     Config.MinDelay.
 //   - If the deadline of ctx would pass during a wait, the call returns without the wait.
-//   - An error that is not retryable is returned unchanged. [Permanent] errors and errors whose method Answered()
-//     bool returns true are examples of errors that are not retryable.
+//   - An error that is not retryable is returned unchanged. For example, a [Permanent] error is not retryable. An
+//     error whose method Answered() bool returns true is not retryable, either, unless its method Retryable() bool
+//     returns true.
 //   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
 //     retry from the Budget. If an open breaker refuses an attempt, no retry follows. If a half-open breaker refuses
 //     an attempt, the call is retried.
@@ -298,13 +299,14 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if no
-// Retrier may repeat the work of ctx.
+// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if ctx
+// belongs to no attempt of a Retrier, or if ctx comes from [Fresh]. A Retrier whose Config.Attempts is 1 does not
+// count.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
 // Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the start
-// of a new operation. A new operation is, for example, the handling of a message by a consumer that runs under a
-// Retrier, or work that continues after its caller has returned.
+// of a new operation. For example, if a consumer runs under a Retrier, the handling of each message is a new
+// operation. Work that continues after its caller has returned is also a new operation.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
