@@ -17,22 +17,22 @@ import (
 // Describe describes the group as one policy, which has the kind and the name of the group's overflow. The
 // documentation of [Group] defines the terms member and overflow. In the description:
 //
-//   - Each metric is the sum of the values of the overflow and all members. For ratios, and for times that
-//     can decrease, the value is the maximum over the overflow and all members. The counts of evicted
-//     members remain in the group's counters.
+//   - Each metric is the sum of the values of the overflow and all members. For a gauge that is a ratio or a
+//     duration, the value is instead the maximum of these values. The counts of evicted members remain in
+//     the group's counters.
 //   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if any
 //     member's status or the overflow's status is not Pass.
 //   - The Config is the overflow's Config.
-//   - Update changes the overflow, all existing members and members that are created later. Update calls the
-//     function change twice for the overflow and for each existing member. The first call only validates the
-//     change, and the second call applies it. If the overflow or an existing member rejects the change, no
-//     policy is changed. A member that is created later takes the overflow's values for all modified fields,
-//     unless a value is invalid together with the member's own configuration. A field that holds a function
-//     counts as modified unless it still holds the same function value.
+//   - Update changes the overflow, all existing members and members that are created later. Update calls its
+//     function argument twice for the overflow and twice for each existing member. The first call only validates
+//     the change, and the second call applies it. If the overflow or an existing member rejects the change, no
+//     policy is changed. A member that is created later takes the overflow's values for all modified fields. If a
+//     value is invalid in combination with the member's own configuration, the member does not take this value. A
+//     field that holds a function counts as modified unless it still holds the same function value.
 //   - The Key of each event is the key of its member. The group observes its members only while the group
 //     itself has an observer.
 //
-// The functions in the members' descriptions must not call methods of the group.
+// A function in a member's own description, such as its Health, must not call methods of the group.
 func (g *Group[K, P]) Describe() policy.Description {
 	of := descriptionOf(g.table.Overflow().Value.policy)
 	d := policy.Description{

@@ -48,14 +48,14 @@ func (c GroupConfig) Validate() error {
 // of each other, the group may evict either of them first.
 //
 // A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress, or if an
-// eviction would lose the state of its policy. For example, an open breaker, a bulkhead with taken slots and
-// a retry budget that is not full are in use.
+// eviction would lose the state of its policy. For example, these policies are in use: an open breaker, a
+// bulkhead with taken slots, and a retry budget that is not full.
 //
 // If the group is full and cannot evict any member, new keys share one extra member, which is called the
 // overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
-// continues to use it while the overflow is in use, for at most 1 minute. A key that moved immediately from
-// the overflow to its own member could exhaust the budgets of both. A key that does not equal itself, such as
-// NaN, always uses the overflow.
+// keeps using it for at most 1 minute, and only as long as the overflow is in use. If the key moved to its own
+// member immediately, the key could exhaust the budgets of both members. A key that does not equal itself,
+// such as NaN, always uses the overflow.
 //
 // To limit the rate of calls for each key, use throttle.Group instead: it is used in the same way but needs
 // less memory.
@@ -178,8 +178,8 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	}, m.Value.unpin)
 }
 
-// By returns a Middleware that passes the ctx of each call to key and runs the call under the policy of the
-// resulting key.
+// By returns a Middleware that runs each call under the policy of the call's key. The function key receives the
+// call's ctx and returns the call's key.
 func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	return func(next Func) Func {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
@@ -213,9 +213,10 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 	return g.table.Each(g.table.Locked(func() {}))
 }
 
-// Close calls the method Close() error of every member that has this method, including the overflow and
-// members that are created later. After Close, calls still reach the closed members. The documentation of the
-// members' type specifies how a closed member handles a call. Only the first call to Close has an effect.
+// Close closes each member: if the member has a method Close() error, Close calls this method. Close also
+// closes the overflow and members that are created later. After Close, calls still reach the closed members.
+// The documentation of the members' type specifies how a closed member handles a call. Only the first call to
+// Close has an effect.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()
 	defer g.updating.Unlock()

@@ -27,8 +27,8 @@ func (e *answerError) Unwrap() error   { return e.err }
 func (e *answerError) Answered() bool  { return true }
 func (e *answerError) Retryable() bool { return false }
 
-// Answered reports whether err is an answer from a dependency that works. An answer has a method Answered()
-// bool that returns true, and is not [Refused].
+// Answered reports whether err is an answer from a dependency that works. An answer is not [Refused], and its
+// method Answered() bool returns true.
 func Answered(err error) bool { return behavior.IsAnswered(err) }
 
 // Refused reports whether a policy refused the call that returned err. A refused call was not made. The error
@@ -44,9 +44,9 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 // another attempt may help.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
-// RetryAfter returns the time to wait before another attempt can help: the result of err's method
-// RetryAfter() time.Duration. If err has no method RetryAfter, the result is 0. For joined errors, the result
-// is the longest RetryAfter.
+// RetryAfter returns the time to wait before another attempt can help. If err has a method RetryAfter()
+// time.Duration, that method returns the time. If err has no method RetryAfter, the result is 0. For joined
+// errors, the result is the longest RetryAfter.
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Throttled reports whether the dependency rejected the call because the dependency is overloaded. For

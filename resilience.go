@@ -37,8 +37,8 @@
 //
 // The methods may belong to the error itself or to any error that it wraps. If an error wraps an error that
 // has the same method, the outer error's method decides. If [errors.Join] has joined several errors, the
-// first of them that has an optional method decides, with two exceptions. Joined errors are refused only if
-// all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
+// first error that has any of these methods decides. There are two exceptions. Joined errors are refused only
+// if all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
 // docs/protocol.md shows how each policy treats each error.
 //
 // # Panics
@@ -56,8 +56,8 @@
 //     Each package defines only the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
 //   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
-//     filled in when the function is called, so c.Queue += 10 works. A field that was never set, and that the
-//     function does not modify, still has its default. If the default depends on other fields, the default
+//     filled in when the function is called, so c.Queue += 10 works. If a field was never set and the function
+//     does not modify it, the field still has its default. If the default depends on other fields, the default
 //     changes with them.
 package resilience
 
@@ -106,7 +106,7 @@ func Chain(mw ...Middleware) Middleware {
 // policy. If mw turns an error into success, as [Fallback] may, Do returns the zero T and nil. For a function
 // that returns only an error, call mw(fn)(ctx) or the Do method of a policy.
 //
-// mw must call the Func that it wraps on the caller's goroutine, as every Policy does.
+// mw must run fn on the caller's goroutine, as every Policy does.
 //
 // A policy with a time limit cancels fn's ctx when fn returns. fn must therefore return a value that no
 // longer needs the ctx. For example, if fn returns a [net/http.Response] from http.Client.Do, the body of the

@@ -45,11 +45,11 @@ func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 // Continue makes the work continue after the innermost function has returned. The innermost function must
 // call Continue before it returns nil.
 //
-// Only one of a Work's calls may continue. Suppose that a call has called Continue and succeeded, that
-// middleware then turns the success into an error, and that a retrier makes another attempt. The other
-// attempt is not part of the work: when the attempt's function returns, bulkheads release the slot, and
-// timeouts cancel the ctx. Middleware that turns a success into an error must be outside the retrier, or
-// BeginWork must be called inside the retrier.
+// Only one of a Work's calls may continue. For example, an attempt calls Continue and succeeds. Middleware
+// then turns the success into an error, and a retrier makes another attempt. The other attempt is not part of
+// the work: when the attempt's function returns, bulkheads release the slot, and timeouts cancel the ctx.
+// Therefore, put middleware that turns a success into an error outside the retrier, or call BeginWork inside
+// the retrier.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
 // End ends the work. A nil err means that the work ended normally. A non-nil err is the reason why the work
@@ -63,8 +63,8 @@ func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 // returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
-// AtEnd calls the function next and returns its error. When the work of the function next has ended, AtEnd
-// calls f once. f may run on any goroutine. Middleware uses AtEnd to release a resource or to measure time:
+// AtEnd calls next and returns its error. When the work of next has ended, AtEnd calls f once. f may run on any
+// goroutine. Middleware uses AtEnd to release a resource or to measure time:
 //
 //	func Slots(n int) resilience.Middleware {
 //		slots := make(chan struct{}, n)
@@ -80,9 +80,9 @@ func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 //		}
 //	}
 //
-// Usually the work ends when the function next returns, and f receives the function's error. If the function
-// next panics or exits its goroutine, f receives an error that reports the panic or the exit. If the function
-// next calls Continue, the work ends later, and f receives the error that was passed to [Work.End].
+// Usually the work ends when next returns, and f receives the error of next. If next panics or exits its
+// goroutine, f receives an error that reports the panic or the exit. If next calls Continue, the work ends
+// later, and f receives the error that was passed to [Work.End].
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
