@@ -34,8 +34,8 @@ type Config struct {
 	// inside the Retrier, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
 	AttemptTimeout time.Duration
 	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt has run for at least
-	// HealthyAfter and then fails, a new call starts: the failed attempt counts as the first attempt of the new call.
-	// Zero means that a failed attempt never counts as the first attempt of a new call.
+	// HealthyAfter and then fails, the count of attempts starts again: the failed attempt counts as the first attempt
+	// of a new call. Zero means that a failed attempt never counts as the first attempt of a new call.
 	HealthyAfter time.Duration
 	// Backoff returns a new [Backoff] for each call that is retried. Config.Validate also calls the function Backoff.
 	// Nil means Exponential(100ms, 10s).
