@@ -25,7 +25,7 @@
 //   - An error that is returned after the caller canceled ctx is ignored.
 //   - An error after the deadline of the caller's ctx is a failure only if the call had at least Config.Patience from
 //     its start to the deadline. If the call had less time, the error is ignored. Patience does not apply to a
-//     resilience.Timeout inside the breaker: the error of the Timeout is a failure.
+//     resilience.Timeout inside the breaker. The error of such a Timeout is a failure.
 //   - Any other error is a failure, unless Config.Classify returns another verdict.
 //   - A panic is a failure.
 //   - A successful call that took Config.SlowAfter or longer is a failure.
@@ -37,8 +37,8 @@
 // success when the call returns. If the stream breaks later, the call counts as a failure instead, unless the caller
 // canceled it.
 //
-// A gRPC stream is open before the server has answered, so its call counts at the first of three events: the server
-// answers, the stream ends, or the stream has continued for Config.Window.
+// A gRPC stream is open before the server has answered. So the call of a gRPC stream counts at the first of three
+// events: the server answers, the stream ends, or the stream has continued for Config.Window.
 //
 // # Late results
 //
@@ -50,9 +50,9 @@
 // # Bursts
 //
 // Calls that are in flight at the same time often fail for the same reason: a lost connection fails all calls that
-// share the connection. The breaker counts such failures as one failure, called a burst. The first failure of a run
-// of consecutive failures starts a burst. Another failure belongs to the burst if its call was in flight at the first
-// failure and failed at most 250ms later.
+// share the connection. The breaker counts such failures as one failure, called a burst. The first failure of a run of
+// consecutive failures starts a burst. A later failure belongs to the same burst if its call was already in flight at
+// the first failure, and failed at most 250ms after the first failure.
 //
 // If a burst has more than one failure, the breaker does not open within 250ms after the first failure. If at least
 // half of the failures in the run are timeouts, the breaker may open without the delay of 250ms.

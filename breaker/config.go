@@ -38,17 +38,17 @@ type Config struct {
 	// WindowCalls if WindowCalls is between 1 and 19.
 	MinCalls int
 
-	// Window is the length of the window: the result of a call is counted for this time. The minimum is 1ms. The
-	// window moves in steps of a tenth of Window, so a result is counted for 0.9 to 1 times Window. Window also
-	// affects the open time; see MaxOpenFor. Zero means 1 minute.
+	// Window is the length of the window: the result of a call is counted for this time. The minimum is 1ms. Results
+	// expire in groups, one group for each tenth of Window. So a result is counted for 0.9 to 1 times Window. Window
+	// also affects the open time; see MaxOpenFor. Zero means 1 minute.
 	Window time.Duration
 	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window holds
 	// the last WindowCalls calls, regardless of their age. Zero means that the window holds the calls from the last
 	// Window.
 	WindowCalls int
 
-	// SlowAfter is the duration that turns a success into a failure: a successful call that takes SlowAfter or longer
-	// counts as a failure. Zero means that a success never counts as a failure, however long the call takes.
+	// SlowAfter limits the duration of a successful call. A successful call that takes SlowAfter or longer counts as a
+	// failure. Zero means that a success never counts as a failure, however long the call takes.
 	SlowAfter time.Duration
 	// Patience applies to a call that fails after the deadline of the caller's ctx. If the call had at least Patience
 	// from its start to the deadline, it counts as a failure. A call that had less time is ignored, because the caller
@@ -61,18 +61,18 @@ type Config struct {
 	// seconds.
 	OpenFor time.Duration
 	// ProbeTimeout is the time after which an unfinished probe counts as failed. If a probe exceeds ProbeTimeout but
-	// then succeeds during the same outage, the breaker closes. If a probe has returned but its stream continues, the
-	// probe counts as successful when the stream has continued for the shorter of ProbeTimeout and OpenFor. Zero means
-	// OpenFor.
+	// then succeeds during the same outage, the breaker closes. A probe may return while its stream continues. The
+	// probe then counts as successful when the stream has continued for ProbeTimeout or for OpenFor, whichever is
+	// shorter. Zero means OpenFor.
 	ProbeTimeout time.Duration
 	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. The open
 	// time doubles with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window,
 	// the next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter is the longest open time that a dependency can request. The errors that open the breaker may have
-	// a method RetryAfter() time.Duration. The longest RetryAfter of the errors then replaces OpenFor as the open
-	// time. Up to a tenth of the RetryAfter is added at random, but the sum is at most MaxRetryAfter. Zero means the
-	// larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter is the longest open time that a dependency can request. The errors that open the breaker may have a
+	// method RetryAfter() time.Duration. If any of these errors has a RetryAfter, the longest RetryAfter replaces
+	// OpenFor as the open time. Up to a tenth of the RetryAfter is added at random, but the sum is at most
+	// MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
 	// Probes is the number of probes that must succeed to close the breaker. Probes is also the maximum number of
 	// probes that run at the same time. Probes that have exceeded ProbeTimeout are not included in this maximum. If
@@ -144,11 +144,10 @@ func (c Config) withDefaults() Config {
 // Config returns the configuration with defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
-// Update returns the error of [Config.Validate], and nothing changes. A field that the function change does not alter
-// keeps its value, or continues to follow its default. A field may be Unlimited, which is -1. The function change
-// must test for Unlimited before it calculates with the field. The function change must not call methods of b,
-// because Update holds a lock.
+// Update calls change with the effective configuration and applies the result. If the result is invalid, Update returns
+// the error of [Config.Validate], and nothing changes. A field that the function does not alter keeps its value, or
+// continues to follow its default. A field may be Unlimited, which is -1. The function must test for Unlimited before
+// it calculates with the field. The function must not call methods of b, because Update holds a lock.
 //
 // The window keeps its counts unless the length of the window changes. If the counts already exceed a new limit, the
 // breaker opens at the next failure. The results of calls in flight are classified under the old configuration.

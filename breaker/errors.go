@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Every [*OpenError] matches ErrOpen. A retry.Error also matches ErrOpen if an open breaker ended the retries. Before
-// the breaker ended the retries, it may have admitted an earlier attempt: resilience.Refused reports whether every
-// attempt was refused.
+// Every [*OpenError] matches ErrOpen. A retry.Error also matches ErrOpen if an open breaker ended the retries. The
+// breaker may have admitted an earlier attempt. To find out whether every attempt was refused, use resilience.Refused.
 var ErrOpen = errors.New("breaker: circuit open")
 
 // An OpenError reports a refused call. It matches [ErrOpen]. Several refused calls return the same *OpenError, so do

@@ -20,7 +20,7 @@ type Event struct {
 	Kind EventKind
 	Name string    // the breaker's name
 	At   time.Time // the time of the event
-	// Err is the [*OpenError] of a refused call. If the event is an opening, Err is the error of the last failure, or
+	// Err is the [*OpenError] of a refused call. If the breaker has opened, Err is the error of the last failure, or
 	// the reason that an operator gave.
 	Err error
 
@@ -53,8 +53,8 @@ func (b *Breaker) notify(ctx context.Context) {
 type Stats struct {
 	State State `gauge:"state{state=closed|half_open|open|forced_open|disabled}"`
 
-	// Succeeded, Failed, Ignored and Refused are the numbers of calls since New, by result. A call that succeeds and
-	// whose stream then breaks is counted twice: as succeeded and as failed.
+	// Succeeded, Failed, Ignored and Refused are the numbers of calls since New, by result. If a call succeeds and its
+	// stream then breaks, the call is counted twice, as succeeded and as failed.
 	Succeeded int64 `counter:"calls{outcome=success}"`
 	Failed    int64 `counter:"calls{outcome=failure}"`
 	Ignored   int64 `counter:"calls{outcome=ignored}"`
