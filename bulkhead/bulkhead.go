@@ -372,13 +372,13 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	}
 }
 
-// Update calls the function change with the configuration and applies the result:
+// Update calls change with the configuration and applies the result:
 //
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
 // If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
 // continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. The
-// function change must not call methods of b, because Update holds a lock.
+// function must not call methods of b, because Update holds a lock.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)
 }

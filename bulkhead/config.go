@@ -37,8 +37,8 @@ type Config struct {
 	Priority func(context.Context) int
 
 	// Cost returns how many slots a call takes. Nil means that each call takes 1 slot. A call with a cost of 0 or less
-	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. If the next waiting call
-	// needs more slots than are free, the free slots are reserved for that call.
+	// does not wait and is never refused. A call with a cost above Limit is refused as [TooCostly]. If the next waiting
+	// call needs more slots than are free, the free slots are reserved for that call.
 	Cost func(context.Context) int
 
 	// Share returns the name of a call's share, such as the tenant of the caller. Shares divide the slots fairly.
@@ -46,8 +46,8 @@ type Config struct {
 	// that hold the same number of slots take turns. If Share is set, MaxWait must not be 0.
 	//
 	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
-	// newest call in the longest line at its level. A new call displaces no call if the new call would make its own line
-	// at least as long as the longest line.
+	// newest call in the longest line at its level. The new call's own line must be shorter than the longest line, even
+	// with the new call in it. Otherwise the new call displaces no call.
 	Share func(context.Context) string
 }
 

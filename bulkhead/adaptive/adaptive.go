@@ -20,8 +20,8 @@
 //   - A call that succeeds is a sample. A call whose error has a method Answered() bool that returns true is also a
 //     sample. If a call has a response, its latency is the time until the headers of the response.
 //   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. A call that
-//     shows overload counts as a sample of at least four times the latency of an idle server. A response body that is
-//     cut off because time ran out is an additional sample that shows overload.
+//     shows overload is also a sample. The latency of such a sample is at least four times the latency of an idle
+//     server. A response body that is cut off because time ran out is an additional sample that shows overload.
 //   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends.
 //     The sample of a call that still runs is a lower bound of the call's latency.
 //   - Any other call is not a sample: it ended with another error or a panic, an inner policy refused it, or its
@@ -29,12 +29,12 @@
 //
 // # Probes
 //
-// A probe measures the latency of an idle server: it lowers the limit until no call waits in the server. A probe
-// lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
+// A probe measures the latency of an idle server. To do so, the probe lowers the limit until no call waits in the
+// server. A probe lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
 //
-//   - While calls use the whole limit, a regular probe starts about every 10s, or about every 100 times the usual
-//     latency if that is longer. Regular probes start when the Unix time is a multiple of 10s. So all processes probe
-//     at the same time.
+//   - While calls use the whole limit, a regular probe starts about every 10s. The time between regular probes is about
+//     100 times the usual latency if this time is longer than 10s. Regular probes start when the Unix time is a
+//     multiple of 10s. So all processes probe at the same time.
 //   - After a probe has found a change of the idle server's latency, another probe starts at the next full second.
 //   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
@@ -43,9 +43,10 @@
 //
 // # Long calls
 //
-// Long calls, such as streams, may hold all slots. If another call needs slots, and no call has started or ended for
-// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. For
-// a waiting call, the limit grows at most to a recent limit, plus the slots of responses that are still being read.
+// Long calls, such as streams, may hold all slots. If no call has started or ended for ten times the usual latency (at
+// least 100ms), the limit grows for another call that needs slots. The limit grows by one slot at a time until the
+// other call fits. For a waiting call, the limit grows only up to a bound. The bound is a recent limit plus the number
+// of slots of responses that are still being read.
 //
 // # Limits
 //
@@ -55,9 +56,9 @@
 //   - Several dozen processes call the server, and share it with clients that have no limit.
 //
 // If a long queue may remain in the server, set Max to at most the number of calls that the server can handle from each
-// process. If several processes overload a server, the processes with the shortest calls get the fewest slots, and
-// possibly almost no slots. For a server that works on fewer than about ten calls at the same time, use package
-// bulkhead.
+// process. If several processes overload a server, the processes with the shortest calls get the fewest slots. These
+// processes may get almost no slots. For a server that works on fewer than about ten calls at the same time, use
+// package bulkhead.
 //
 // # Stability
 //
@@ -88,8 +89,8 @@ type Config struct {
 	// Bulkhead configures everything except the limit. Bulkhead.Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit. While calls use only a small part of a limit above Initial, the limit shrinks to
-	// Initial. Zero means 20, but at least Min and at most Max.
+	// Initial is the first limit. The limit may grow above Initial. While calls then use only a small part of the
+	// limit, the limit shrinks to Initial. Zero means 20, but at least Min and at most Max.
 	Initial int
 
 	// Min is the lowest limit, at most 1<<30 - 1. Zero means 1.
