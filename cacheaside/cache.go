@@ -16,17 +16,17 @@
 //
 // A Cache gives these guarantees, with and without a Store:
 //
-//   - A Get that starts after Write, Invalidate or InvalidateAll has returned gets a value at least as new as the data
-//     committed before that call. If a load is in flight during an invalidation, callers that joined the load earlier
-//     may get its result, but the result is not cached.
+//   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the Get sees all data that was committed
+//     before that call. If a load is in flight during an invalidation, the result of the load is not cached. Callers
+//     that joined the load before the invalidation may get the result.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
-//     processes together until the lease of the load expires. A lease is the right to load a key for a limited time. A
-//     load that was canceled, timed out, invalidated or bypassed by SkipMemory may still run while a new load of the
-//     same key runs.
+//     processes together until the lease of the load expires. A lease is the right to load a key for a limited time.
+//     There is an exception: after a load was canceled, timed out, was invalidated or was bypassed by SkipMemory, the
+//     load may still run while a new load of the same key runs.
 //   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, it fails for all callers that wait
 //     for it, in every process.
-//   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows it, and
-//     never after an invalidation.
+//   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows the
+//     value. After an invalidation of its key, a value is never served.
 //   - A caller waits for a load only until the caller's own ctx is done. When the last caller of a load has canceled,
 //     the load is canceled, unless Config.FinishLoads is set.
 //
@@ -34,17 +34,18 @@
 //
 // With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). A process sees a write
 // of another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
-// process may serve an outdated value from its memory for at most the value's TTL plus the larger of
-// StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round
-// trip to the Store. While a process has lost its subscription to the Store, it serves no values from its memory.
+// process may serve an outdated value from its memory. An outdated value is served for at most its TTL plus the larger
+// of StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one
+// round trip to the Store. While a process has lost its subscription to the Store, it serves no values from its memory.
 //
 // Write sets a fence on its key in the Store before it changes the source. While the fence is in place, the Store has
 // no value for the key, and every process loads the key from the source. So if a process dies after the change and
 // before the invalidation, other processes do not read an outdated value from the Store.
 //
 // A Store can lose data in a restart, an eviction or a failover to a lagging replica. A Store that has lost data may
-// return values from before a Write for at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError. Run
-// the Store without persistence, because a restored snapshot has outdated values.
+// return values from before a Write. Such a value is returned for at most its TTL plus the larger of
+// StaleWhileRevalidate and StaleIfError. Run the Store without persistence, because a restored snapshot has outdated
+// values.
 //
 // # Sources
 //
@@ -133,7 +134,7 @@ func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 // Close cancels the loads in flight and waits until they have returned, even if a Load ignores its ctx. The callers of
 // canceled loads get [ErrClosed]. With a Store, Close then retries the invalidations that have not reached the Store.
 // If some invalidations still fail, Close returns an [*InvalidateError] that lists their keys. Load, Middleware and
-// observers must not call Close, because Close would wait for them forever.
+// observers must not call Close. Otherwise Close would wait for them forever.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -173,12 +174,12 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// The function change receives the effective Config, with its defaults filled in, and must not call the Cache. A field
-// that the function does not modify still follows its default. A field can have the value [None], which is negative,
-// so test for None before calculating with the field. If Update returns an error or the function panics, the settings
-// remain as they were. Cached entries keep their expiration times, and loads in flight keep their settings. A new
-// function Key must return the same strings as the previous one. The fields Name, Store, Codec and Version cannot be
-// changed.
+// Update calls change with the effective Config, with its defaults filled in. The function must not call the Cache. A
+// field that the function does not modify still follows its default. A field can have the value [None], which is
+// negative, so test for None before calculating with the field. If Update returns an error or the function panics, the
+// settings remain as they were. Cached entries keep their expiration times, and loads in flight keep their settings. A
+// new function Key must return the same strings as the previous one. The fields Name, Store, Codec and Version cannot
+// be changed.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }

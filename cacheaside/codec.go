@@ -18,7 +18,7 @@ import (
 type Codec[V any] interface {
 	// Encode returns the encoded value.
 	Encode(value V) ([]byte, error)
-	// Decode returns the value that Encode has encoded as data.
+	// Decode decodes data, a result of Encode, and returns the value.
 	Decode(data []byte) (V, error)
 }
 

@@ -44,13 +44,13 @@ type Config[K comparable, V any] struct {
 	// StaleWhileRevalidate is the time for which a value may still be served after its TTL while a refresh runs in the
 	// background. Callers do not wait for the refresh. Zero means that no value is served during its refresh.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the time for which a value may still be served after its TTL if its load fails. If a caller's ctx is
-	// done before the load has failed, the caller does not get the stale value, unless SoftTimeout has elapsed. Zero means
-	// that no value is served after a failed load.
+	// StaleIfError is the time for which a value may still be served after its TTL if its load fails. A caller gets the
+	// stale value when the load has failed, or when SoftTimeout has elapsed. If the caller's ctx is done earlier, the
+	// caller does not get the stale value. Zero means that no value is served after a failed load.
 	StaleIfError time.Duration
-	// ErrorPause is the time for which a stale value is served after a failed load before another load starts. All
-	// processes that share the Store observe this pause. If there is no stale value after a failed load, the next call
-	// starts a load immediately.
+	// ErrorPause is the pause between a failed load and the next load of a key that has a stale value. During the
+	// pause, the stale value is served. All processes that share the Store observe this pause. If there is no stale
+	// value after a failed load, the next call starts a load immediately.
 	//
 	// After a call to a shard of the Store has failed, the Cache also pauses its calls to that shard for ErrorPause.
 	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second; [None]
@@ -65,21 +65,21 @@ type Config[K comparable, V any] struct {
 	RefreshAhead float64
 	// NotFoundTTL is the time for which ErrNotFound is cached. Zero means that ErrNotFound is not cached.
 	NotFoundTTL time.Duration
-	// ReplicaLag is the time after a change for which Load may still read an outdated value, for example from a replica.
-	// If a value is loaded less than ReplicaLag after a change of its key, the value is served only until ReplicaLag has
-	// elapsed. If another process made the change, ReplicaLag starts when this process is notified of the change. A
-	// process that was not notified of a change may store an outdated value in the Store for the value's whole TTL. The
-	// process that made the change may then read that outdated value from the Store. Zero means that Load always reads the
-	// latest value.
+	// ReplicaLag is the time after a change for which Load may still read an outdated value, for example from a
+	// replica. If a value is loaded less than ReplicaLag after a change of its key, the value is served only until
+	// ReplicaLag has elapsed. If another process made the change, ReplicaLag starts when this process is notified of
+	// the change. A process that was not notified of a change may load an outdated value and store it in the Store. The
+	// outdated value then stays in the Store for its whole TTL. The process that made the change may then read that
+	// outdated value from the Store. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
 	// LoadTimeout limits the duration of each load. After LoadTimeout, callers get a [*TimeoutError], even if Load ignores
 	// its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout limits the time that callers wait for a load if StaleIfError allows a stale value. SoftTimeout is
-	// counted from the start of the load. After SoftTimeout, the load's callers get the stale value, and the load
-	// continues. If only the Store has a stale value, callers wait at least until the Store has responded. Zero means no
-	// limit.
+	// SoftTimeout limits the time that callers wait for a load. It applies only if StaleIfError allows a stale value.
+	// SoftTimeout is counted from the start of the load. After SoftTimeout, the load's callers get the stale value, and
+	// the load continues. If only the Store has a stale value, callers wait at least until the Store has responded.
+	// Zero means no limit.
 	SoftTimeout time.Duration
 	// FinishLoads lets a load continue after its last caller has canceled. Set FinishLoads if loads take longer than
 	// callers wait. By default, a load is canceled when its last caller cancels.
@@ -87,9 +87,9 @@ type Config[K comparable, V any] struct {
 	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent loads.
 	// The function that Middleware returns must call the wrapped function synchronously, not on another goroutine.
 	//
-	// Policies treat ErrNotFound as an answer of the source, not as a failure. A load that a policy refuses counts as
-	// failed. If Load returns an answer other than ErrNotFound, such as resilience.Answer(err), callers get that error
-	// even if there is a stale value.
+	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, the load
+	// counts as failed. Load may return an error that is an answer, but not ErrNotFound, such as
+	// resilience.Answer(err). Callers get that error even if there is a stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry stays in memory
@@ -109,12 +109,17 @@ type Config[K comparable, V any] struct {
 	// and integers are formatted like %v. For a K of any other type, Key is required.
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON. If JSON cannot restore a V, a Codec is required. JSON cannot
-	// restore a V that contains unexported fields, interfaces, or a type that has the method MarshalJSON or MarshalText
-	// but no matching Unmarshal method.
+	// restore a V that contains unexported fields or interfaces. It also cannot restore a V that contains a type with
+	// the method MarshalJSON or MarshalText, but without the matching Unmarshal method.
 	//
-	// Validate does not detect some other cases in which JSON does not restore a V: fields with the tag json:"-", two
-	// fields with one JSON name, an embedded time.Time or other json.Marshaler next to other fields, and strings that are
-	// not UTF-8. If JSON does not restore a V, other processes get a different value.
+	// In some other cases, JSON does not restore a V either, but Validate does not detect these cases:
+	//
+	//   - V contains a field with the tag json:"-".
+	//   - V contains two fields with one JSON name.
+	//   - V contains an embedded time.Time, or another embedded json.Marshaler, next to other fields.
+	//   - V contains a string that is not UTF-8.
+	//
+	// If JSON does not restore a V, other processes get a different value.
 	Codec Codec[V]
 	// Version identifies the encoding of V. Increase Version when the encoding changes. Programs with different Versions
 	// may share a Store: each Version has its own values, and invalidations apply to all Versions.

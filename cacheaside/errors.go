@@ -73,8 +73,8 @@ func failures(err error) (failed []error) {
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that an invalidation did not reach the Store. The Cache retries the invalidation in the
-// background. Until a retry succeeds, other processes may read outdated values, for at most their TTL plus the larger
-// of StaleWhileRevalidate and StaleIfError. An InvalidateError matches [ErrNotPropagated].
+// background. Until a retry succeeds, other processes may read outdated values. Each outdated value is served for at
+// most its TTL plus the larger of StaleWhileRevalidate and StaleIfError. An InvalidateError matches [ErrNotPropagated].
 //
 // If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].
 type InvalidateError struct {
@@ -119,9 +119,9 @@ func (e *InvalidateError) Retryable() bool { return behavior.Read(e.write).Retry
 // Refused reports whether a policy refused the write.
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
-// WriteError takes an error of [Cache.Write] and returns the error of the write function. WriteError returns nil if
-// the write succeeded and only the invalidation failed. If the write function returns the error of another Write,
-// WriteError returns the error of the innermost write function.
+// WriteError takes an error of [Cache.Write] and returns the error of the write function. WriteError returns nil if the
+// write succeeded and only the invalidation failed. The write function may itself return an error of another Write.
+// WriteError then returns the error of the innermost write function.
 func WriteError(err error) error {
 	e, ok := err.(*InvalidateError)
 	for ok && e.inWrite {

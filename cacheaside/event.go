@@ -16,7 +16,7 @@ const (
 	EventLoadRefused   EventKind = "load_refused"   // a policy in Middleware refused a load
 	EventServedStale   EventKind = "served_stale"   // a value was served after its TTL; Err is set if its load failed
 	EventCodecFailed   EventKind = "codec_failed"   // the Codec failed for a value, or the Store rejected a value
-	EventStoreLost     EventKind = "store_lost"     // a shard of the Store failed; until then, all shards worked
+	EventStoreLost     EventKind = "store_lost"     // a shard of the Store failed; before that, all shards worked
 	EventStoreRestored EventKind = "store_restored" // all shards of the Store work again
 	EventFenceFailed   EventKind = "fence_failed"   // a Write continues without a fence
 	EventNotPropagated EventKind = "not_propagated" // an invalidation did not reach the Store; it will be retried

@@ -34,7 +34,7 @@ const (
 // If ctx is done before the value is available, the error wraps context.Cause(ctx). An error of Load is returned
 // unchanged, except to callers that waited for a load of another process. The Cache's own errors are [ErrNotFound],
 // [*TimeoutError] and [ErrClosed]. If Load panics or calls [runtime.Goexit], the returned error has a method Stack()
-// []byte. The returned error wraps a panic value that is an error.
+// []byte. If the panic value is an error, the returned error wraps it.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	v, _, err := c.GetWith(ctx, key, GetOptions{})
 	return v, err

@@ -25,7 +25,7 @@ type Stats struct {
 	TimedOut int64 `counter:"loads{outcome=timed_out}"`
 	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers canceled, or Close was called
 
-	Overtaken int64 `counter:"overtaken"` // loads whose results an invalidation or SkipMemory kept out of memory
+	Overtaken int64 `counter:"overtaken"` // loads not cached in memory because of an invalidation or SkipMemory
 
 	Entries              int64 `gauge:"entries"`  // entries in memory, including stale entries
 	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store

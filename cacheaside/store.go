@@ -32,15 +32,15 @@ type Store interface {
 	// a time.
 	Shard(key string) uint8
 
-	// Acquire reads the value of each Request's key. If a key has no fresh value or its Request sets Refresh, the caller
-	// gets the lease of the key, unless another process holds the lease. Each holder of a lease gets the Grant of the
-	// current generation, even a holder that takes over an expired lease. A Grant is the right to store a value of the key
-	// with Fill.
+	// Acquire reads the value of each Request's key. The caller gets the lease of the key if the key has no fresh value
+	// or the Request sets Refresh. But if another process holds the lease, the caller does not get the lease. Each
+	// holder of a lease gets the Grant of the current generation, even a holder that takes over an expired lease. A
+	// Grant is the right to store a value of the key with Fill.
 	Acquire(ctx context.Context, requests ...Request) ([]Response, error)
 
 	// Fill stores the value of each entry and ends the lease of the entry's key. Fill does not store a value if the
 	// generation of the entry's Grant has ended. For each entry, Fill returns false if the entry's key has been
-	// invalidated since the Grant, and true otherwise.
+	// invalidated since Acquire returned the Grant, and true otherwise.
 	Fill(ctx context.Context, entries ...Entry) ([]bool, error)
 
 	// Release ends the lease of the request's key if request.Token still holds the lease. The generation continues. If
@@ -57,10 +57,10 @@ type Store interface {
 	// InvalidateAll is like Invalidate, for every key.
 	InvalidateAll(ctx context.Context) error
 
-	// Fence invalidates key and sets a fence on it that token identifies. While key has a fence, the Store grants no lease
-	// for key and stores no value of key. A key may have several fences. Fence returns the time that the caller's write to
-	// the source may take. A fence expires after twice the time that Fence has returned, unless Unfence removes the fence
-	// earlier.
+	// Fence invalidates key and sets a fence on key. The fence is identified by token. While key has a fence, the Store
+	// grants no lease for key and stores no value of key. A key may have several fences. Fence returns the time that
+	// the caller's write to the source may take. The fence expires after twice this time, unless Unfence removes the
+	// fence earlier.
 	Fence(ctx context.Context, key, token string) (time.Duration, error)
 
 	// Unfence removes the fence that token identifies, and invalidates key. If a call to Fence reaches the Store later
@@ -92,7 +92,7 @@ type Response struct {
 	Value     []byte        // the stored value; nil if there is none
 	Fresh     time.Duration // how much longer Value is fresh; negative if it is stale
 	Wait      time.Duration // how much longer the other process's lease lasts; set if Busy
-	WaitToken string        // the WaitToken for the next Request, whose State then reports a failed load; set if Busy
+	WaitToken string        // the WaitToken for the next Request; its Response then reports a failed load; set if Busy
 	Grant     string        // the Grant that an Entry needs for Fill; set if Leased
 }
 

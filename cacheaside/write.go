@@ -13,13 +13,13 @@ import (
 // a breaker, call Write inside the breaker.
 //
 // With a Store, Write first tries to fence the key. While the fence is in place, every process loads the key from the
-// source and does not cache the result. The ctx passed to write is done before the fence expires, with a
-// [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
+// source and does not cache the result. The ctx passed to write is done before the fence expires. The cause of the ctx
+// is then a [*TimeoutError]; see WriteTimeout in package redisstore.
 //
 // If the invalidation does not reach the Store, the fence keeps outdated values out of the Store until a retry succeeds
 // or the fence expires. If the key has no fence, or write took longer than the fence allows, other processes may read
 // an outdated value after a failed invalidation. Write then returns an [*InvalidateError] that wraps the error of
-// write. Use [WriteError] to get the error of write from the error of Write.
+// write. To get the error of write, call [WriteError] with the error of Write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

@@ -11,15 +11,15 @@
 //   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that
 //     loads the value takes two round trips.
 //   - All times are measured by Redis's clock. Every Redis key expires. After a load has started, its key occupies
-//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter, because the Store also records the
+//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter. For this time, the Store records the
 //     right to store the loaded value.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
 //     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
 //   - All Redis keys that start with {prefix: belong to the Store, and other programs must not use them.
 //
-// Run Redis without persistence, because a restored snapshot may have outdated values. Any eviction policy is fine. If
-// a fence or an invalidation is lost, for example by a failover to a lagging replica, outdated values may be served for
-// at most their TTL plus the larger of StaleWhileRevalidate and StaleIfError.
+// Run Redis without persistence, because a restored snapshot may have outdated values. Any eviction policy is fine. A
+// fence or an invalidation can be lost, for example by a failover to a lagging replica. Outdated values may then be
+// served. Each outdated value is served for at most its TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 //
 // The leases are described in "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -53,9 +53,9 @@ type Config struct {
 
 	// Subscribe subscribes to a Pub/Sub channel. Subscribe calls subscribed when Redis has confirmed the subscription,
 	// and then calls message for each message, in order. Subscribe returns when ctx is done or the connection is lost.
-	// Subscribe must not reconnect, because messages could be lost in between. Nil means that after a change by another
-	// process, a process may serve the outdated value from its memory for at most the value's TTL plus the larger of
-	// StaleWhileRevalidate and StaleIfError.
+	// Subscribe must not reconnect. Otherwise messages could be lost between the two connections. Nil means that a
+	// process does not receive the changes of other processes. After such a change, the process may serve the outdated
+	// value from its memory, for at most the value's TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout limits the duration of each call to Eval. Zero means 250ms.
@@ -71,12 +71,13 @@ type Config struct {
 	LeaseTTL time.Duration
 
 	// WriteTimeout is the time that the function passed to Write may take before its ctx is done. The fence of a Write
-	// expires after twice WriteTimeout, in case a commit is still in progress. Zero means 10 seconds.
+	// expires only after twice WriteTimeout, because a commit may still be in progress after WriteTimeout. Zero means
+	// 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is the time without a received message after which the Store publishes a message to test its
-	// subscription. If the test message does not arrive within Timeout plus 1 second, the subscription counts as lost.
-	// Zero means 5 seconds.
+	// Heartbeat is the longest time for which the Store waits for a message. After that time, the Store publishes a
+	// message to test its subscription. If the test message does not arrive within Timeout plus 1 second, the
+	// subscription counts as lost. Zero means 5 seconds.
 	Heartbeat time.Duration
 }
 
