@@ -20,8 +20,7 @@ import (
 type Config struct {
 	// Name is the program's name on the page. Empty means the name of its executable file.
 	Name string
-	// Show selects which kinds of values that may be secret are shown. The zero Show hides all values that may
-	// be secret.
+	// Show selects which kinds of possibly secret values are shown. The zero Show hides all values that may be secret.
 	Show Show
 	// Allow decides whether a request may apply an operation. If Allow returns an error, the operation is not applied, and
 	// the response has the status 403 and the text of the error. For an action on many sagas, Allow is called for each
@@ -37,8 +36,8 @@ type Config struct {
 	Audit func(context.Context, Operation, error)
 }
 
-// Show selects which kinds of values that may be secret a [Console] shows. The zero Show hides all values
-// that may be secret.
+// Show selects which kinds of possibly secret values a [Console] shows. The zero Show hides all values that may be
+// secret.
 type Show struct {
 	Errors bool // texts of errors, which may contain keys, and the notes in a saga's log
 	Keys   bool // keys of a Group
@@ -78,8 +77,8 @@ func New(reg *registry.Registry, cfg Config) *Console {
 	return c
 }
 
-// Close stops sampling, and waits until the current sample is complete. Close also ends an action on many sagas before
-// the action continues with its next saga. A closed Console responds to requests with status 503.
+// Close stops sampling, and waits until the current sample is complete. If an action on many sagas is in progress,
+// Close makes the action end after the current saga. A closed Console responds to requests with status 503.
 func (c *Console) Close() {
 	c.sampler.stop()
 	c.sampler.ended.Wait()

@@ -21,8 +21,9 @@
 // first opens the page during an outage can also see how the outage started. For 100 policies, sampling uses less than
 // 0.1% of a CPU core and 1 to 3 MB of memory.
 //
-// The health of a policy is queried once per second, but only every 10 seconds if it queries a store, such as the
-// health of a Runner. The console assumes that a Health function queries a store if the function uses its ctx.
+// The console calls a policy's Health function once per second. If the function queries a store, as the Health function
+// of a Runner does, the console calls the function only every 10 seconds. If a Health function uses its ctx, the
+// console assumes that the function queries a store.
 //
 // # Actions on many sagas
 //
@@ -41,12 +42,12 @@
 //
 // # State and version of a saga
 //
-// An operator can replace the state of a saga, which its page shows as JSON, and move the saga to another registered
-// version. The page offers a new state or version for a saga that is stuck, and for a saga that waits while no runner
-// holds it.
+// The page of a saga shows the saga's state as JSON. An operator can replace the state, and can move the saga to
+// another registered version. The page offers these changes for a stuck saga. It also offers them for a waiting saga
+// that no runner holds.
 //
-// A new state or version is part of the actions Retry, Skip and Compensate. For example, a step that is skipped adds
-// nothing to the state, so the operator who skips a step enters the results that later steps need. Before the action, a
+// A new state or version is part of the actions Retry, Skip and Compensate. For example, a skipped step adds nothing to
+// the state. If later steps need results of the skipped step, the operator enters these results. Before the action, a
 // confirmation page shows the old and the new state. The saga's log records that the state was replaced, but contains
 // neither the old nor the new state. Config.Audit receives the new state.
 //
@@ -74,14 +75,15 @@
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation
 //
-// A list of sagas has the optional parameters runner, saga (a definition), status, text (an id, or the first part of
-// one), age (the minimum age, such as 10m) and after (the field next of the previous page).
+// A list of sagas has the optional parameters runner, saga, status, text, age and after. The parameter saga is the name
+// of a definition. The parameter text is an id, or the first part of an id. The parameter age is the minimum age, such
+// as 10m. The parameter after is the field next of the previous page.
 //
 // An operation is sent as an HTML form. The names of the form's fields are the names of the fields of [Operation] in
-// lower case. An action on many sagas has one field ids for each saga. The value of a field ids is id@seq, with the id
-// and the seq of the saga from the list. If seq is 0, the action is applied to the saga even if the saga has changed.
-// The actions retry, skip and compensate may have a version. On a single saga, with the field id, these three actions
-// may also have a new state as JSON.
+// lower case. An action on a single saga has the fields id and seq. An action on many sagas repeats the field ids for
+// each saga. Each value of ids has the form id@seq. The list shows the id and the seq of each saga. If seq is 0, the
+// action is applied to the saga even if the saga has changed. The actions retry, skip and compensate may have a
+// version. If one of these three actions is on a single saga, it may also have a new state as JSON.
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
@@ -91,7 +93,8 @@
 //	     -d 'state={"Seats": 2, "Ticket": "T-1"}' -d note='printed by hand' $CONSOLE/act
 //
 // The response to a successful operation is {"done": true}. The response to the action apply also has "changes". The
-// response to an action on many sagas has the numbers of sagas "acted" and "refused", and "refusals" with the reasons.
-// If the operation fails, the response is {"done": false, "error": "..."}, with an HTTP status of 400 or more. With the
-// field preview=1, the action apply changes nothing, and the response has the changes that the action would make.
+// response to an action on many sagas has the fields "acted" and "refused", which are numbers of sagas. The field
+// "refusals" has the reasons. If the operation fails, the response is {"done": false, "error": "..."}, with an HTTP
+// status of 400 or more. With the field preview=1, the action apply changes nothing, and the response has the changes
+// that the action would make.
 package console

@@ -147,7 +147,7 @@ func (v sagaView) Progress() string {
 	return fmt.Sprintf("%d of %d done", v.StepsDone, v.Steps)
 }
 
-// Target returns the saga as a value of a form's field ids.
+// Target returns the value that identifies the saga in the field ids of a form.
 func (v sagaView) Target() string { return fmt.Sprintf("%s@%d", v.ID, v.Seq) }
 
 // sagas writes the page that lists the sagas that q selects. After an action, done is its result, and wrong is its
