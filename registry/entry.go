@@ -17,10 +17,10 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. No function in an Entry's Description is nil. If the policy lacks a function,
-// the Entry has a function in its place that does nothing. If the policy has no Update, the Entry's Update returns an
-// error. If the policy's Health panics, the Entry's Health returns a Health with the status Fail. If the policy's
-// Metrics panics, the first panic is logged, and the Entry's Metrics returns nil.
+// An Entry is a policy in a [Registry]. No function in an Entry's Description is nil. For each function that the policy
+// lacks, the Entry has a function that does nothing. If the policy has no Update, the Entry's Update returns an error.
+// If the policy's Health panics, the Entry's Health returns a Health with the status Fail. If the policy's Metrics
+// panics, the first panic is logged, and the Entry's Metrics returns nil.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as passed to Add
@@ -120,7 +120,7 @@ func (e Entry) observe(f func(context.Context, policy.Event)) (stop func()) {
 	})
 }
 
-// A Member is one of the policies of a group, which has a policy for each key.
+// A Member is a policy of a group. A group has one policy for each key.
 type Member struct {
 	Entry
 	Key   string // the text of the member's key in the group

@@ -51,14 +51,14 @@ func (r *Registry) Reload(path string) (Report, error) {
 //   - The constants Unlimited and None are the texts "unlimited" and "none".
 //   - A field that is not in data keeps its value. The value null or zero restores the default of a field.
 //   - A list is replaced as a whole.
-//   - A key whose policy is not registered is an error, or is ignored if the key starts with a question mark,
-//     as in "?breaker/users".
+//   - A key whose policy is not registered is an error. If such a key starts with a question mark, as in
+//     "?breaker/users", the key is ignored instead.
 //
 // If all members of a group already have the settings, the group is not updated.
 //
 // Apply first tries the update of every policy in a dry run. If the dry run finds problems, Apply changes nothing, and
 // the error lists all problems. A policy may still reject an update that succeeded in the dry run. A policy that
-// rejects its update keeps its settings, and the error names the policy, but the other policies change.
+// rejects its update keeps its settings, and the error names the policy. The settings of the other policies change.
 //
 // The report lists the fields in data that have changed. If a change also changes the default of another field, the
 // report does not list that other field.
