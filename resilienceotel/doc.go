@@ -61,8 +61,8 @@
 //
 // The OpenTelemetry SDK retains at most 2000 different attribute sets for each instrument. The SDK adds up all further
 // sets under the attribute otel.metric.overflow. The metrics then no longer show, for example, which breaker is open.
-// Raise the limit of 2000 attribute sets if the program has more than 150 policies of one kind, or many sagas: a saga
-// has 12 attribute sets for each of its steps.
+// If the program has more than 150 policies of one kind, raise the limit of 2000 attribute sets. Also raise the limit
+// if the program has many sagas, because a saga has 12 attribute sets for each of its steps.
 //
 //	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //

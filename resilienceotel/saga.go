@@ -13,7 +13,7 @@ import (
 // Inject returns the W3C traceparent of the span in ctx, or "" if ctx has no span. Use Inject as
 // saga.RunnerConfig.Inject. The Runner stores the traceparent with each saga that it starts. The spans of the saga's
 // steps can then have a link to the span in ctx. A child of a saga (see saga.ChildOf) has the traceparent of its
-// parent. If a step that [Steps] traces starts another saga, that saga has the traceparent of the step's span.
+// parent. If a traced step (see [Steps]) starts another saga, that saga has the traceparent of the step's span.
 func (t *Telemetry) Inject(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(trace.SpanContext); ok && !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = trace.ContextWithSpanContext(ctx, origin)
@@ -23,7 +23,7 @@ func (t *Telemetry) Inject(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// Extract returns a ctx that has the span that started a saga. The spans of [Steps] then have a link to that span.
+// Extract returns a copy of ctx with the span that started a saga. The spans of [Steps] then have a link to that span.
 // carried is the result of [Telemetry.Inject]. Use Extract as saga.RunnerConfig.Extract. The span does not become the
 // current span of ctx.
 func (t *Telemetry) Extract(ctx context.Context, carried string) context.Context {
@@ -47,8 +47,8 @@ type originKey struct{}
 //	})}
 //
 // A step may run in another process, days after the span that started the saga has ended. So if the Runner has the
-// Inject and Extract of a Telemetry, the span of a step is the root of a new trace, and has a link to the span that
-// started the saga. If the saga is run by saga.Run, the span of a step is a child of the span in the caller's ctx.
+// Inject and Extract of a Telemetry, the span of a step starts a new trace. The span of the step has a link to the span
+// that started the saga. If the saga is run by saga.Run, the span of a step is a child of the span in the caller's ctx.
 func Steps[S any](t *Telemetry, steps []saga.Step[S]) []saga.Step[S] {
 	if steps == nil {
 		return nil
