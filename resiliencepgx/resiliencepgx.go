@@ -50,8 +50,8 @@ type Config struct {
 	// policies. The Retrier repeats a transaction only if the transaction has had no effect. Nil means one attempt.
 	Retry resilience.Middleware
 	// Check is called if the outcome of a COMMIT is unknown. Check reports whether the original transaction was
-	// committed, and can query tx, a new transaction, to find out; see resiliencesql.Config. Nil means that the outcome
-	// remains unknown.
+	// committed. To find out, Check can query tx, which is a new transaction; see resiliencesql.Config. Nil means that
+	// the outcome remains unknown.
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 
