@@ -22,14 +22,15 @@ import (
 //
 // The function returns when ctx is done. If client ignores ctx, the function runs each script on a new goroutine. The
 // goroutine may continue, and use keys and args, after the function has returned. To avoid the goroutines, set
-// ContextTimeoutEnabled in the options of client. A ClusterClient with ContextTimeoutEnabled needs goroutines only
-// until its first reply, because it ignores ctx while it queries which commands its servers have.
+// ContextTimeoutEnabled in the options of client. Even with ContextTimeoutEnabled, a ClusterClient needs goroutines
+// until its first reply. Before the first reply, a ClusterClient queries the commands of its servers, and ignores ctx
+// during this query.
 //
 // Set MaxRetries: -1. Otherwise client runs a script again if the reply was lost. If the connection is lost, a
 // ClusterClient nevertheless runs the script again, up to MaxRedirects times. If a script runs twice, a call under a
 // limit of package fleet takes its tokens twice.
 //
-// If a call fails without a reply, for example because a connection is refused, the function makes a ClusterClient
+// A call can fail without a reply, for example because a connection is refused. The function then makes a ClusterClient
 // reload the state of its cluster in the background. By itself, a ClusterClient reloads the state of its cluster only
 // once a minute. So it could call a dead master for a minute after a replica has taken over.
 //
@@ -177,7 +178,7 @@ func reloadAfter(ctx context.Context, client any, err error) {
 }
 
 // EvalEach returns a function for the field Config.EvalEach of package fleet. The function runs several scripts in one
-// pipeline or, on a cluster, in one pipeline for each node. Set the options of client that [Eval] describes.
+// pipeline or, on a cluster, in one pipeline for each node. Set the options of client as described for [Eval].
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))

@@ -39,9 +39,9 @@
 //
 // # Servers that hang
 //
-// If the caller's deadline passes, a breaker counts only a call that had at least the time Patience as a failure.
-// Patience is a field of the breaker's Config, and is 0.9s by default. So a server that hangs does not open the
-// breaker if callers' deadlines are shorter than Patience. To count calls with short deadlines, add a
+// If the caller's deadline passes, a breaker counts the call as a failure only if the call had at least the time
+// Patience. Patience is a field of the breaker's Config, and is 0.9s by default. So a server that hangs does not open
+// the breaker if callers' deadlines are shorter than Patience. To count calls with short deadlines, add a
 // resilience.Timeout as the innermost policy. The Timeout must be shorter than the callers' deadlines.
 //
 // The packages throttle/fleet, redisstore and redislease call Redis with short deadlines, and handle outages without
@@ -51,7 +51,8 @@
 //
 // A Client retries a command up to MaxRetries times, 3 by default. The retries of a Client happen within the policies,
 // so the policies count a command once, however often it was sent. To switch the retries off, set MaxRetries: -1. For
-// commands that may be repeated, use a Retrier instead of MaxRetries, as the outermost policy in Config.Node.
+// commands that may be repeated, use a Retrier instead of MaxRetries. Place the Retrier outermost among the policies in
+// Config.Node.
 //
 // A ClusterClient retries a command up to MaxRedirects times, and a Ring up to MaxRetries times. A retry may go to
 // another node. The retries of a ClusterClient or a Ring happen outside of the policies. Each attempt is a separate
@@ -60,9 +61,9 @@
 // If a Client cannot connect, it dials up to five times within one command, with pauses of 100ms. So a server that
 // refuses connections seems to be slow. To dial only once, set DialerRetries: 1.
 //
-// A dial and the commands that set up a connection count as part of the command that needs the connection, not as
-// separate calls. [Subscribe] uses no policies. For any other PubSub of a client with policies, only the commands that
-// set up the PubSub's connection run under the policies.
+// A command may need a new connection. The dial and the commands that set up the connection then count as part of that
+// command. They are not separate calls. [Subscribe] uses no policies. For any other PubSub of a client with policies,
+// only the commands that set up the PubSub's connection run under the policies.
 //
 // # Failover in a cluster
 //
