@@ -17,10 +17,10 @@ type Tx interface {
 type Transactions[T Tx] struct {
 	// Begin starts a transaction.
 	Begin func(ctx context.Context) (T, error)
-	// Primary starts a transaction on a connection to a server that accepts writes. Primary is called after a server has
-	// reported that it is read-only. Primary executes the query probe on a connection: if probe returns a row or an
-	// error, the server accepts no writes. Primary closes a connection to a server that accepts no writes, instead of
-	// returning it to the pool, and tries another connection.
+	// Primary starts a transaction on a connection to a server that accepts writes. Primary is called after a server
+	// has reported that it is read-only. To test a connection, Primary executes probe, which is a query. If the query
+	// returns a row or an error, the server of the connection accepts no writes. Primary then closes the connection
+	// instead of returning it to the pool. After that, Primary tries another connection.
 	//
 	// Nil means that the connections to the read-only server remain in the pool. All writes through these connections
 	// fail until the process restarts.
@@ -36,8 +36,8 @@ func (t Transactions[T]) InTx(ctx context.Context, retry func(func(context.Conte
 	return sqltx.Config[T](t).InTx(ctx, retry, fn)
 }
 
-// Judge returns err with its verdict, as [Middleware] does for the error of a call with ctx. code is optional, like
-// Config.Code.
+// Judge classifies err in the same way as [Middleware], and returns err with its verdict. err is the error of a call
+// with ctx. code is optional, like Config.Code.
 func Judge(ctx context.Context, err error, code func(error) string) error {
 	return sqltx.Judge(ctx, err, code)
 }

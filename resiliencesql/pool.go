@@ -10,8 +10,8 @@ import (
 )
 
 // Pool returns the connection pool of db as a policy of the kind "pool" for a registry. The metrics of the pool are
-// values of db.Stats: the maximum number of connections, the number of connections in use and idle, and the number and
-// total duration of the waits for a connection.
+// values of db.Stats: the maximum number of connections, the number of connections in use, the number of idle
+// connections, the number of waits for a connection, and the total duration of these waits.
 //
 // A db from pgx's stdlib.OpenDBFromPool has no limit, so waits happen in the pgx pool and are not counted. To count
 // them, call db.SetMaxOpenConns with the limit of the pgx pool.

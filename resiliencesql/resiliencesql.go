@@ -15,8 +15,8 @@
 // # Classification of errors
 //
 // [InTx] and [Middleware] give each error of a database one of four verdicts. Policies read the verdict through the
-// error's methods, which docs/protocol.md describes. Errors that are not from a database, and the error of a ctx that
-// is done, are returned unchanged.
+// error's methods, which docs/protocol.md describes. Errors that are not from a database are returned unchanged. The
+// error of a ctx that is done is also returned unchanged.
 //
 // For each verdict, the table shows whether a breaker counts the call as a success, whether a retrier makes another
 // attempt, and which error codes have this verdict. An SQLSTATE of two characters is a class of codes.
@@ -49,9 +49,9 @@
 // transaction. Outside a transaction, the statement may have taken effect, and the outcome is unknown. Inside a
 // transaction, nothing has taken effect until COMMIT is sent.
 //
-// Some errors mean that nothing was sent: a connection that could not be opened, an error of pgx whose method
-// SafeToRetry returns true, and driver.ErrBadConn. The outcome of a COMMIT is known only if the database has answered,
-// even if the error means that nothing was sent.
+// Errors of the following kinds mean that nothing was sent: an error from opening a connection, an error of pgx whose
+// method SafeToRetry returns true, and driver.ErrBadConn. If the database has not answered a COMMIT, the outcome is
+// unknown, even if the error means that nothing was sent.
 //
 // # Failover
 //
@@ -60,8 +60,8 @@
 // new primary, and runs the transaction there within the same attempt. If a prepared statement is stale, InTx runs the
 // transaction once more within the same attempt.
 //
-// In a transaction that is read-only by its options, a rejected write is a mistake of fn, so the verdict of the codes
-// 25006 and 1792 is "answered".
+// If the options make a transaction read-only, a rejected write is a mistake of fn. In such a transaction, the verdict
+// of the codes 25006 and 1792 is "answered".
 //
 // Write in transactions. Outside a transaction, database/sql repeats a statement by itself if the driver reports that
 // nothing was sent. If the connection is lost while the database executes a statement without arguments, pgx (v5.12)
