@@ -53,11 +53,11 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // [Limiter] with a key as an additional parameter. A Group is used like a resilience.Group of Limiters, but needs less
 // memory. It is safe for concurrent use.
 //
-// A key can be evicted while its burst is full and none of its quotas has spent tokens. A key that can be evicted is
-// evicted when it has been unused for IdleAfter, or earlier to make room. If the group holds MaxKeys keys and can
-// evict none of them, all new keys share one limit, the overflow limit. Errors and events report the key of the
-// overflow limit as "(other keys)". A key that is not equal to itself, such as NaN, always uses the overflow limit.
-// Choose keys that an attacker cannot create in large numbers.
+// A key can be evicted while its burst is full and none of its quotas has spent tokens. Such a key is evicted when it
+// has been unused for IdleAfter. It is evicted earlier if the group needs room for another key. If the group holds
+// MaxKeys keys and can evict none of them, all new keys share one limit, the overflow limit. Errors and events report
+// the key of the overflow limit as "(other keys)". A key that is not equal to itself, such as NaN, always uses the
+// overflow limit. Choose keys that an attacker cannot create in large numbers.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
@@ -119,7 +119,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns a middleware that applies to each call the limit of the call's key. The function key returns the key of a
+// By returns a middleware that limits each call with the limit of the call's key. The function key returns the key of a
 // call, given the call's ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
@@ -190,8 +190,8 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, err
 	return reserve(ctx, n, g.For(func(context.Context) K { return key }))
 }
 
-// For returns a [Part] that can be passed to [All]. The Part is the limit of the key that the function key returns for
-// a call's ctx.
+// For returns a [Part] that can be passed to [All]. The function key returns the key of a call, given the call's ctx.
+// The Part is the limit of this key.
 func (g *Group[K]) For(key func(context.Context) K) Part { return groupPart[K]{g, key} }
 
 type groupPart[K comparable] struct {

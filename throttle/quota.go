@@ -9,8 +9,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Quota allows N tokens in each window. While a rate yields tokens continuously, a quota yields no new tokens
-// within a window.
+// A Quota allows N tokens in each window. A rate yields tokens continuously, but a quota yields no new tokens within a
+// window.
 type Quota struct {
 	// N is the number of tokens that a window allows, from 1 to 1e15. [None] admits nothing. [Unlimited] admits
 	// everything. Zero is invalid. If a 0 from another source means "nothing", convert the 0 to None.

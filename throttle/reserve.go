@@ -59,8 +59,8 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 // are refused until the rate has paid off the debt. The part of a debt that exceeds a burst or a quota is forgiven.
 // Only the first call to Settle or SettleEach has an effect. A negative value of used counts as zero.
 //
-// For quotas, Settle corrects the windows from which the call took its tokens, unless a window has ended. If the call
-// took no tokens, Settle charges the current windows.
+// For a quota, Settle corrects the window from which the call took its tokens. If this window has ended, Settle does
+// not correct it. If the call took no tokens, Settle charges the current window.
 //
 // If the reservation comes from [Limits.Reserve], Settle corrects only the limits that have a [Config].Cost. If the
 // call was not sent, call SettleEach with 0 for each limit.
@@ -68,9 +68,9 @@ func (r *Reservation) Settle(used int) {
 	r.settleParts(func(p part) (int, bool) { return used, p.estimate })
 }
 
-// SettleEach is like [Reservation.Settle], but takes a number of tokens for each limit. The keys of the map used are
-// the names of the limits. SettleEach does not correct a limit whose name is missing from used. It ignores a name if
-// the reservation has no limit of that name.
+// SettleEach is like [Reservation.Settle], but takes a number of tokens for each limit. Each entry of the map corrects
+// one limit. The key of the entry is the name of the limit. SettleEach does not correct a limit without an entry. It
+// ignores a name if the reservation has no limit of that name.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settleParts(func(p part) (int, bool) {
 		n, ok := used[p.name]

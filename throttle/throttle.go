@@ -95,8 +95,8 @@ type Config struct {
 
 	// MaxWait is the maximum time that a call waits for its tokens. Zero means that no call waits. [Unlimited] means
 	// that a call waits until its ctx is done. Waiting calls are admitted in the order of their arrival, regardless of
-	// their cost. If the tokens of a call will come later than MaxWait allows, or after the call's deadline, the call is
-	// refused without a wait.
+	// their cost. If a call would have to wait for longer than MaxWait, or until after its deadline, the call is
+	// refused immediately.
 	MaxWait time.Duration
 
 	// Cost returns the number of tokens that a call takes. Nil means 1. A call whose cost is zero or less is always
@@ -258,16 +258,16 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update calls the function change with the effective configuration and applies the result. If the result is invalid,
-// Update changes nothing and returns an error. If change does not alter a field, the field keeps its value or
-// continues to follow its default. For example, a new Rate also changes the default of Burst. The function change must
-// not call methods of l, because Update holds a lock.
+// Update calls change with the effective configuration and applies the result. If the result is invalid, Update changes
+// nothing and returns an error. If the function does not alter a field, the field keeps its value or continues to
+// follow its default. For example, a new Rate also changes the default of Burst. The function must not call methods of
+// l, because Update holds a lock.
 //
 // Tokens that are already spent stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13
 // tokens remain. The spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is
-// None, or Rate is Unlimited, the burst refills at the previous rate. Tokens that calls take from an Unlimited rate or
-// quota do not count when a limit is set later. A waiting call keeps its place and its MaxWait. If a waiting call
-// costs more than the new Burst, it takes its tokens when the rate has yielded all of them.
+// None, or Rate is Unlimited, the burst refills at the previous rate. If a limit is set for a rate or a quota that was
+// Unlimited, the tokens that calls took before do not count. A waiting call keeps its place and its MaxWait. If a
+// waiting call costs more than the new Burst, the call waits until the rate has yielded all of the call's tokens.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }

@@ -7,8 +7,8 @@
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// In the formula, requests is the number of calls in the last Window, both sent and shed. The value accepts is the
-// number of calls in the last Window that the server accepted or that are still in flight. A Throttle needs no
+// In the formula, requests is the number of calls in the last Window, both sent and shed. In the same formula, accepts
+// is the number of calls in the last Window that the server accepted or that are still in flight. A Throttle needs no
 // configured limit and no support by the server. While the server rejects calls, a Throttle still sends a few calls,
 // and thus notices when the server has recovered.
 //
@@ -47,16 +47,16 @@ type Config struct {
 	// server has recovered.
 	K float64
 
-	// Window is the time for which a call is counted. The window moves in steps of a 24th of Window. Zero means 2
-	// minutes. The minimum is 24ns. Update cannot change Window.
+	// Window is the time for which a call is counted. Calls expire in groups, one group for each 24th of Window. Zero
+	// means 2 minutes. The minimum is 24ns. Update cannot change Window.
 	Window time.Duration
 
-	// Throttled reports whether an error means that the server rejected or could not accept the call. Throttled is not
-	// called for calls that an inner policy refused or that the caller canceled, because the Throttle does not count
-	// them. Nil means that an error counts as a rejection in three cases:
+	// Throttled reports whether an error means that the server rejected or could not accept the call. The Throttle does
+	// not count a call that an inner policy refused, or a call that the caller canceled. So Throttled is not called for
+	// such calls. Nil means that an error counts as a rejection in three cases:
 	//
 	//   - The error has a method Throttled() bool that returns true, as for HTTP 429 and 503.
-	//   - The error has a RetryAfter, and its method Answered() bool, if there is one, returns false.
+	//   - The error has a RetryAfter, and has no method Answered() bool that returns true.
 	//   - The error is a timeout, or the deadline of the call's ctx has expired.
 	Throttled func(error) bool
 }

@@ -27,11 +27,11 @@
 //
 // The following rules apply to tokens and slots:
 //
-//   - All times follow Redis's clock. If Redis's clock is set forward, rates refill, windows end and leases end, as if
-//     the time had passed.
+//   - All times follow Redis's clock. If Redis's clock is set forward, the effect is the same as if the time had
+//     passed: rates refill, windows end, and leases end.
 //   - If Redis's answer to a call is lost or late, [Config.OnOutage] decides whether the call is admitted. Even if
 //     OnOutage refuses the call, Redis may have taken its tokens.
-//   - If Redis loses data, for example in a failover, the tokens that were taken last are available again, and
+//   - Redis can lose data, for example in a failover. The most recently taken tokens are then available again, and
 //     running calls lose their slots; see [ErrLost].
 //   - The maxmemory-policy of Redis must be noeviction. If Redis evicts keys, the spent tokens of quotas are available
 //     again.
@@ -41,15 +41,16 @@
 //
 // If a round trip to a node of Redis fails, an outage of this node starts. During an outage, no call waits for the
 // node, and [Config.OnOutage] decides whether calls are admitted. The node is pinged in the background when the outage
-// starts, and 100ms, 200ms, 400ms and so on after the start. The pauses between pings grow up to Config.RetryEvery.
+// starts. After that, the node is pinged 100ms after the start, 200ms after the start, 400ms after the start, and so
+// on. The pauses between pings grow up to Config.RetryEvery.
 //
 // In the following cases, no outage starts, because the node answers:
 //
-//   - If an error concerns only the keys of one call, such as TRYAGAIN while Redis Cluster moves a hash slot, OnOutage
-//     decides whether this call is admitted. Other calls are not affected.
-//   - If an error remains until the configuration of Redis is changed, such as NOPERM, calls return the error, and the
-//     Health of the policy reports "store_rejects".
-//   - If the script cannot read a value, because another program or an operator has written it, the value counts as
+//   - An error concerns only the keys of one call. An example is TRYAGAIN, which Redis Cluster returns while it moves a
+//     hash slot. OnOutage decides whether this call is admitted. Other calls are not affected.
+//   - An error remains until the configuration of Redis is changed. An example is NOPERM. Calls return the error, and
+//     the Health of the policy reports "store_rejects".
+//   - The script cannot read a value, because another program or an operator has written it. The value counts as
 //     absent.
 //
 // # Stability
@@ -88,8 +89,9 @@ var script string
 const Unlimited = throttle.Unlimited
 
 var (
-	// ErrLost is the cause with which a running call's ctx is canceled when the call loses its slots. A call loses its
-	// slots if the lease of a slot could not be renewed, or if [Limits.Close] frees the slots.
+	// ErrLost is a cause of cancellation. When a running call loses its slots, the ctx of the call is canceled with
+	// this cause. A call loses its slots if the lease of a slot could not be renewed, or if [Limits.Close] frees the
+	// slots.
 	ErrLost = errors.New("fleet: slot lost")
 	// Calls after [Limits.Close] return ErrClosed.
 	ErrClosed error = &closedError{}
@@ -117,13 +119,14 @@ const (
 	//
 	// All processes together admit at most this number of additional tokens:
 	//
-	//   - For a quota: in each window, the larger of N and Instances, regardless of the number of outages.
+	//   - For a quota: in each window, N or Instances, whichever is larger. The number of outages does not matter.
 	//   - For a rate: one burst in each outage, plus the rate times the duration of the outage.
 	//
 	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5, and one answer of Redis was
 	// too late every 1.5 seconds. In this measurement, the processes admitted 37% more tokens than the limit allows.
 	//
-	// If a process already holds parts of 100,000 meters, it refuses a call that uses another meter.
+	// A process holds its parts of at most 100,000 limits. If the process holds that many parts, it refuses a call that
+	// uses another limit.
 	Local OutagePolicy = "local"
 
 	// Admit admits all calls, without a limit.
@@ -163,17 +166,18 @@ type Config struct {
 	// that use other nodes. Nil means that there is one node. For go-redis, use resilienceredis.Node(cluster).
 	Node func(key string) string
 
-	// Meters returns the meters of a call, from 1 to 16. The keys of a call's meters must be equal up to the first
-	// slash, because all these meters must be on one node. Required. If the meters are invalid, the call returns an
-	// error that names the reason.
+	// Meters returns the meters of a call, from 1 to 16. All keys of a call's meters must have the same text before the
+	// first slash, because all these meters must be on one node. Required. If the meters are invalid, the call returns
+	// an error that names the reason.
 	Meters func(context.Context) []Meter
 
 	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
 	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
-	// slots are admitted in the order of their arrival, if each of their requests reaches Redis within a second. If the
-	// process of a waiting call dies, the calls behind it are delayed for up to 1.25 seconds. Calls that wait for rates
-	// are admitted in no particular order. Meters is not called again for a waiting call, so the call keeps its meters
-	// even if the limits change.
+	// slots are admitted in the order of their arrival. A waiting call sends requests to Redis repeatedly. If one of
+	// these requests takes longer than a second to reach Redis, the order may change. If the process of a waiting call
+	// dies, the calls behind it are delayed for up to 1.25 seconds. Calls that wait for rates are admitted in no
+	// particular order. Meters is not called again for a waiting call, so the call keeps its meters even if the limits
+	// change.
 	MaxWait time.Duration
 
 	// Lease is the time after which Redis frees the slots of a process that has died. Zero means 10 seconds. The minimum
@@ -181,8 +185,8 @@ type Config struct {
 	// slot as lost when a twelfth of Lease remains.
 	Lease time.Duration
 
-	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100ms. If Redis hangs, only a
-	// call whose deadline is more than Timeout away starts an outage.
+	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100ms. If Redis hangs, a call
+	// starts an outage only if more than Timeout is left until the call's deadline.
 	Timeout time.Duration
 
 	// RetryEvery is the longest pause between two pings of a node during an outage. A settlement that failed is retried
@@ -299,10 +303,11 @@ func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) er
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Reserve takes a call's tokens and slots from all of the call's meters. If meters refuse the call, Reserve returns
-// the [*throttle.LimitedError] of the meter that would refuse the call for the longest time. If ctx is already done,
-// Reserve returns the error of ctx. If ctx is done before Redis answers, Reserve returns an error, but Redis may have
-// taken the call's tokens. After Close, Reserve returns [ErrClosed].
+// Reserve takes a call's tokens and slots from all of the call's meters. If a meter refuses the call, Reserve returns a
+// [*throttle.LimitedError]. If several meters refuse the call, Reserve returns the error of the meter that would refuse
+// the call for the longest time. If ctx is already done, Reserve returns the error of ctx. If ctx is done before Redis
+// answers, Reserve returns an error, but Redis may have taken the call's tokens. After Close, Reserve returns
+// [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -431,10 +436,10 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cooldown makes all processes refuse, for the time d, each call that uses the meter with the given key. A cooldown
-// refuses even calls with a cost of 0. For example, d is the Retry-After that an upstream service has sent. If a
-// longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis
-// cannot be reached, the error matches [throttle.ErrOutage].
+// Cooldown starts a cooldown of the time d for the meter with the given key. During the cooldown, all processes refuse
+// each call that uses the meter. A cooldown refuses even calls with a cost of 0. For example, d is the Retry-After that
+// an upstream service has sent. If a longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing
+// if d is not positive. If Redis cannot be reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {
@@ -469,7 +474,7 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 // Close waits until all settlements have reached Redis or until ctx is done. If some settlements have not reached
 // Redis, Close returns an error with their number. If a running Do has slots, Close cancels the ctx of its fn with the
 // cause [ErrLost]. A reservation can still be settled after Close, but the settlement may not reach Redis. If Close is
-// called again, it waits again. At a shutdown, do not pass a ctx that is already canceled, because Close would not
+// called again, it waits again. At a shutdown, do not pass a ctx that is already canceled. Otherwise Close does not
 // wait.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()

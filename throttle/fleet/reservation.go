@@ -121,8 +121,9 @@ func (r *Reservation) Settle(used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
-// SettleEach is like [Reservation.Settle], but takes a number of tokens for each meter. Each key of the map used is
-// the part of a meter's key after the first slash. SettleEach does not correct a meter that is missing from used.
+// SettleEach is like [Reservation.Settle], but takes a number of tokens for each meter. Each entry of the map corrects
+// one meter. The key of the entry is the part of the meter's key after the first slash. SettleEach does not correct a
+// meter without an entry.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settle(func(m *Meter) (int64, bool) {
 		n, ok := used[m.name]
