@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,8 +38,10 @@ func TestPolicyOfAnotherModule(t *testing.T) {
 	run := exec.Command("go", "run", ".")
 	run.Dir = dir
 	run.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
-	text, err := run.CombinedOutput()
-	require.NoError(t, err, "%s", text)
+	var diagnostics bytes.Buffer // includes "go: downloading" if a module is not cached
+	run.Stderr = &diagnostics
+	text, err := run.Output()
+	require.NoError(t, err, "%s%s", text, &diagnostics)
 	require.Equal(t, `settings: gate/visitors.Limit: 1 -> 2
 settings: gate/visitors: Limit is 0: must be 1 or more
 event: gate visitors refused WARN [passed=2]
