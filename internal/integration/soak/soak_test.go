@@ -124,7 +124,17 @@ func soak(t *testing.T, r rules, d time.Duration, wanted string, phases ...phase
 		}
 	}
 	stop()
-	for _, c := range s.opened {
+	s.judgeOpenings(findings)
+	if _, found := findings[wanted]; !found {
+		s.settle(findings)
+	}
+	t.Logf("%d orders, %d openings", len(s.orders), len(s.opened))
+	return findings
+}
+
+// judgeOpenings adds what is wrong with the openings of the breakers so far.
+func (s *shop) judgeOpenings(findings map[string]string) {
+	for _, c := range s.allOpened() {
 		if saysNothingOfTheDependency(c.Err) {
 			findings[openedByAnAnswer] = fmt.Sprintf("%s: %v", c.Name, c.Err)
 		}
@@ -132,11 +142,6 @@ func soak(t *testing.T, r rules, d time.Duration, wanted string, phases ...phase
 			findings[openedForTooLong] = fmt.Sprintf("%s: %v, %v", c.Name, c.OpenFor, c.Err)
 		}
 	}
-	if _, found := findings[wanted]; !found {
-		s.settle(findings)
-	}
-	t.Logf("%d orders, %d openings", len(s.orders), len(s.opened))
-	return findings
 }
 
 // during lets the traffic go on for a time.
@@ -155,7 +160,7 @@ func (s *shop) afterwards(findings map[string]string) {
 		began := time.Now()
 		for ; b.State() != breaker.Closed; s.during(10 * time.Millisecond) {
 			s.sparse.Store(time.Since(began) > 10*time.Second)
-			if time.Since(began) > 2*time.Minute {
+			if s.judgeOpenings(findings); findings[openedForTooLong] != "" || time.Since(began) > 2*time.Minute {
 				findings[stayedOpen] = fmt.Sprintf("%s: %+v", name, b.Stats())
 				break
 			}
