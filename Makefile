@@ -10,7 +10,7 @@ SOAK        ?= 60s
 PKG         ?= breaker
 VERSION     ?= v0.1.0
 
-.PHONY: help test race lint tidy bench fuzz integration mutants soak histories engines harm prove release-check examples ci
+.PHONY: help test race race-soak lint tidy bench fuzz integration rest mutants soak histories engines harm prove release-check examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -20,15 +20,14 @@ test: ## the tests of the library, as the README has it
 	go test ./...
 
 # Data races, with fewer rounds of what is random: a round takes ten times the CPU of a plain one. The
-# adapters and TestSoak run here alone. resilienceetcd has no goroutine and no lock, and the server that its tests start
+# adapters run here alone. resilienceetcd has no goroutine and no lock, and the server that its tests start
 # takes minutes to build with the detector. TestContinuesAsNew of sagatemporal has 1,000 steps, and 200 if it is short.
-race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
+race: ## under the race detector: the short tests of what has goroutines or locks, and the nested modules
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
 		grep -vE '^\./(docs|examples|internal/(benchmarks|engines|integration|tools)|console|resilience(etcd|grpc|k8s|otel|pgx|redis)|sagatemporal)/|/testdata/' | \
 		xargs -n1 dirname | sort -u) $(patsubst %,./%/...,$(filter-out resilienceetcd,$(ADAPTERS)))
 	$(GO) test ./resilienceetcd/...
 	$(GO) test -run '^TestContinuesAsNew$$' ./sagatemporal
-	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
 # What no test sees: unused code, 32 bits. Staticcheck reads the sources of all that a package links: for the
 # SDKs of the other modules, minutes.
@@ -61,10 +60,13 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 		done; \
 	done
 
-# What fakes cannot say: locks, clocks, lost connections and killed processes of real servers. TestSoak is in race.
-# The longest first: begun last, it would run alone at the end.
+# What fakes cannot say: locks, clocks, lost connections and killed processes of real servers. The longest first: begun
+# last, it would run alone at the end. TestSoak runs under the race detector, in its own target.
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB, SQLite and etcd; most of the time they wait
-	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./saga ./lease ./...
+	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./fleet ./saga ./console ./lease ./...
+
+race-soak: ## every pattern through every fault, under the race detector
+	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)
@@ -108,6 +110,11 @@ examples: ## the tests of the examples and of the tools, clients under faults be
 	cd internal/benchmarks && $(GO) test -run '^TestHarm$$' .
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -skip Durable -benchtime 1x ./...
 
-# One after the other: beside each other, tests of fleets and leases wait for a CPU and not for their server.
-ci: lint ## all of it; what lint has vetted is not vetted again
-	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) test race fuzz examples integration tidy
+# Beside each other, tests of fleets and leases would wait for a CPU and not for their server. So integration, which
+# waits most of its time, shares the CPUs only with the soak and with what depends on no clock, at the lowest priority.
+ci: ## all of it; what lint vets is not vetted again
+	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) test race examples
+	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) -j3 -Otarget integration race-soak rest
+
+rest: ## what ci runs beside integration
+	nice -n 19 $(MAKE) lint fuzz tidy
