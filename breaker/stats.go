@@ -20,7 +20,7 @@ type Event struct {
 	Kind EventKind
 	Name string    // the breaker's name
 	At   time.Time // the time of the event
-	// Err is the [*OpenError] of a refused call. If the breaker has opened, Err is the error of the last failure, or
+	// Err is the [*OpenError] of a refused call. If the event is an opening, Err is the error of the last failure, or
 	// the reason that an operator gave.
 	Err error
 
