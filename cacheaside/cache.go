@@ -16,9 +16,9 @@
 //
 // A Cache gives these guarantees, with and without a Store:
 //
-//   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the Get sees all data that was committed
-//     before that call. If a load is in flight during an invalidation, the result of the load is not cached. Callers
-//     that joined the load before the invalidation may get the result.
+//   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the value that it gets is at least as new
+//     as the data that was committed before that call. If a load is in flight during an invalidation, the result of the
+//     load is not cached. Callers that joined the load before the invalidation may get the result.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
 //     processes together until the lease of the load expires. A lease is the right to load a key for a limited time.
 //     There is an exception: after a load was canceled, timed out, was invalidated or was bypassed by SkipMemory, the

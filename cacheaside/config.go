@@ -88,8 +88,8 @@ type Config[K comparable, V any] struct {
 	// The function that Middleware returns must call the wrapped function synchronously, not on another goroutine.
 	//
 	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, the load
-	// counts as failed. Load may return an error that is an answer, but not ErrNotFound, such as
-	// resilience.Answer(err). Callers get that error even if there is a stale value.
+	// counts as failed. If Load returns an answer other than ErrNotFound, such as resilience.Answer(err), callers get
+	// that error even if there is a stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry stays in memory
