@@ -1,5 +1,5 @@
-// Package faults injects faults, such as delays, errors and hangs, into calls to test the policies around the
-// calls.
+// Package faults tests the policies around calls. To do so, it injects faults, such as delays, errors and
+// hangs, into the calls.
 //
 //	script := faults.New(faults.Config{
 //		Enabled: true,
