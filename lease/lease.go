@@ -164,8 +164,8 @@ func reportsOnly(err error, ends ...error) bool {
 // [Candidate.Run]. The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only
 // the wait. [Term.Context] has ctx's values.
 //
-// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. After ctx is done,
-// Campaign returns within TTL/3. If the store fails, Campaign continues to wait.
+// If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. Campaign may return
+// up to TTL/3 after ctx is done. If the store fails, Campaign continues to wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
