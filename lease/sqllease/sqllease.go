@@ -125,7 +125,7 @@ func (s *Store) Schema() string { return s.schema.String() }
 //
 //   - A table of another program has the same name as a table of the Store.
 //   - The tables have a newer version, which this program cannot use.
-//   - The server is only compatible with PostgreSQL or MySQL, and executes some statements differently. Examples are
+//   - The server is compatible with PostgreSQL or MySQL, but executes some statements differently. Examples are
 //     CockroachDB and TiDB.
 //   - The database is SQLite, and the busy_timeout is zero.
 //
