@@ -20,9 +20,9 @@ const logInterval = 10 * time.Second
 // During an outage, many calls can cause the same event, such as a refusal. If an event repeats, Log writes a line for
 // the first one, and then at most one line every 10 seconds. Two events are the same if they have the same policy, the
 // same field What, and the same reason or outcome. The attribute "suppressed" of a line is the number of events that
-// were not logged since the previous line. Log always logs a change of a breaker's state, the start of an outage after
-// the end of the previous outage, and the end of an outage after its start. Other events below slog.LevelWarn are also
-// always logged.
+// were not logged since the previous line. Log always logs a change of a breaker's state, a change from an outage to
+// its end, and a change from the end of an outage to the next outage. Other events below slog.LevelWarn are also always
+// logged.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
