@@ -73,8 +73,8 @@ import (
 // the duration of the wait. If the timeout expires after the wait, the timeout may therefore count as a
 // failure of the server.
 //
-// A call cannot be sent if this process has no file descriptor or local port left. The policies ignore the
-// result of such a call, too. gRPC reports the lack of a descriptor or port only in the text of an error.
+// If a call cannot be sent because this process has no file descriptor or local port left, the policies also
+// ignore the call's result. gRPC reports the lack of a descriptor or port only in the text of an error.
 //
 // gRPC continues to use a connection even if the server no longer sends anything on it. To replace a
 // connection on which the server sends nothing, set [grpc.WithKeepaliveParams].

@@ -29,10 +29,10 @@ import (
 // or a message that cannot be encoded.
 //
 // A server can specify when to retry: in a RetryInfo detail of the status, or in the trailer
-// grpc-retry-pushback-ms. The call is then worth another attempt after the specified time, regardless of its
-// code. If there are both a RetryInfo and a trailer, the longer time counts. A negative trailer means that
-// another attempt cannot help. A call that is worth another attempt is retried only if it may be repeated: see
-// [Client].
+// grpc-retry-pushback-ms. The call is then worth another attempt after the specified time, regardless of the
+// status code. If there are both a RetryInfo and a trailer, the longer time counts. A negative trailer means
+// that another attempt cannot help. A call that is worth another attempt is retried only if it may be
+// repeated: see [Client].
 //
 // RESOURCE_EXHAUSTED without a time is not worth another attempt, because a request or a response may be too
 // large. A request that is too large would fail again in the next attempt.
