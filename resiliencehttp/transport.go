@@ -18,7 +18,7 @@
 //	}
 //
 // [Server] provides middleware that limits the rate of requests and the number of concurrent requests. A
-// client can choose neither the priority of its requests nor its own address for a limit:
+// client can choose neither the priority of its requests nor the address by which its requests are limited:
 //
 //	server := resiliencehttp.Server{}
 //	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
