@@ -23,8 +23,8 @@ type Config struct {
 	// [Unlimited] means that only ctx and Budget limit the attempts.
 	Attempts int
 	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is
-	// canceled, and another attempt may follow. The error of such an attempt matches [context.DeadlineExceeded] if it
-	// is retryable. Zero means no limit.
+	// canceled, and another attempt may follow. If the error of the canceled attempt is retryable, it matches
+	// [context.DeadlineExceeded]. Zero means no limit.
 	//
 	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
 	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body.

@@ -15,7 +15,7 @@
 //     Config.MinDelay.
 //   - If the deadline of ctx would pass during a wait, the call returns without the wait.
 //   - An error that is not retryable is returned unchanged. For example, a [Permanent] error is not retryable. An
-//     error whose method Answered() bool returns true is not retryable, either, unless its method Retryable() bool
+//     error whose method Answered() bool returns true is not retryable either, unless its method Retryable() bool
 //     returns true.
 //   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
 //     retry from the Budget. If an open breaker refuses an attempt, no retry follows. If a half-open breaker refuses
@@ -299,9 +299,9 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if ctx
-// belongs to no attempt of a Retrier, or if ctx comes from [Fresh]. A Retrier whose Config.Attempts is 1 does not
-// count.
+// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if
+// neither a Retrier nor a saga may repeat the work of ctx. For example, ok is false if ctx comes from [Fresh], or if
+// the Config.Attempts of the Retrier is 1.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
 // Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the start
