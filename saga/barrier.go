@@ -31,10 +31,10 @@ const BarrierTableMySQL = participant.TableMySQL
 //	})
 //
 // If the command was applied before, Apply returns nil and does not call fn. If Do needs a result of fn, fn must store
-// the result in db, with the command ID as the key. Do must then read the result from db. If the command was declined
-// before, Apply returns a [Declined] error again. For an Undo whose Do never arrived or was declined, Apply returns nil
-// and does not call fn. If a Do arrives after its Undo, Apply declines the Do. If Apply returns an error that is not
-// Declined, the command can be resent.
+// the result in its transaction, with the command ID as the key. Do must then read the result from db. If the command
+// was declined before, Apply returns a [Declined] error again. For an Undo whose Do never arrived or was declined,
+// Apply returns nil and does not call fn. If a Do arrives after its Undo, Apply declines the Do. If Apply returns an
+// error that is not Declined, the command can be resent.
 //
 // On MySQL, fn must return a deadlock error unchanged. After a deadlock, MySQL has rolled back the row that records the
 // command. So if fn continued and returned nil, the command could be applied twice.

@@ -67,7 +67,7 @@ const (
 	EventRetried     EventKind = "retried"     // an operator retried the saga
 	EventParked      EventKind = "parked"      // the runner released the saga because the saga waits
 	EventResumed     EventKind = "resumed"     // steps continued, for example after a wait
-	EventReleased    EventKind = "released"    // the runner stops or cannot read the saga, and released the saga
+	EventReleased    EventKind = "released"    // the runner released the saga because the runner stops or cannot read it
 
 	EventStepDone       EventKind = "step_done"        // Do took effect
 	EventStepFailed     EventKind = "step_failed"      // Do failed permanently; it may have taken effect

@@ -170,9 +170,9 @@ func (op *Operation) note(was int) string {
 }
 
 // Operate applies an operator's action to a saga. The error matches [ErrNotFound] if there is no such saga. The error
-// matches [ErrNotAllowed] if the saga's status does not allow the operation, or if the saga's log has grown (see
-// Operation.Seq). The error matches [ErrNotRegistered] if the operation needs the saga's definition and this runner
-// does not have it.
+// matches [ErrNotAllowed] if the saga does not allow the operation, for example because of its status, or because its
+// log has grown (see Operation.Seq). The error matches [ErrNotRegistered] if the operation needs the saga's definition
+// and this runner does not have it.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if err := op.checkReplacement(); err != nil {
 		return fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)

@@ -40,7 +40,7 @@ type Record struct {
 	CompleteBy time.Time
 
 	Failures        int    // the number of failed attempts since a step last succeeded
-	Takeovers       int    // the number of claims for which the saga still had another Owner
+	Takeovers       int    // the number of times that Claim took the saga from another owner that had not released it
 	LastError       string // the text of the latest failure; "" if there is none
 	CancelRequested bool   // whether Post has requested that the saga turn back; see [Status]
 	CancelNote      string // the reason for the request to turn back, set by Post; may be ""

@@ -12,7 +12,7 @@
 //
 // If the owner of a saga dies, another runner takes the saga over after at most twice RunnerConfig.LeaseTTL, even if
 // the database's clock is set back. A saga without an owner is due at a fixed time of this clock. If the clock is set
-// back, the saga waits until the clock reaches this time again.
+// back, the saga waits until the clock reaches this time.
 //
 // # Replication and failover
 //
