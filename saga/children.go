@@ -17,7 +17,8 @@ type errPending struct{ children int }
 
 func (*errPending) Error() string { return "saga: children have not ended" }
 
-// A storeError is an error of the store. The attempt that returns it does not know the status of its children.
+// A storeError is an error of the store. The attempt that returns it does not know the status of its children, and does
+// not count.
 type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
@@ -27,6 +28,22 @@ func ofStore(err error) error {
 		return nil
 	}
 	return &storeError{err}
+}
+
+// query makes a call to the store. The call has a timeout, because otherwise a connection that hangs would end the
+// attempt.
+func query[T any](f *family, call func(ctx context.Context) (T, error)) (T, error) {
+	most := f.r.cfg.LeaseTTL / 2
+	if f.Timeout > 0 {
+		most = min(most, f.Timeout/2)
+	}
+	ctx, cancel := context.WithTimeout(f.ctx, most)
+	defer cancel()
+	return call(ctx)
+}
+
+func (f *family) load(id string) (store.Record, error) {
+	return query(f, func(ctx context.Context) (store.Record, error) { return f.r.store.Load(ctx, id) })
 }
 
 // A family is an attempt of a step with children.
@@ -39,8 +56,9 @@ type family struct {
 	p     *program // the definition of the children
 }
 
-// attend is the Do and the Undo of a step with children. If the store fails, the step does not fail: it reads the
-// children again later. If a child does not exist, the child was deleted, and the step fails.
+// attend is the Do and the Undo of a step with children. If the store fails, attend returns a *storeError, and the step
+// does not fail: it reads or starts the children again soon. If a child does not exist, the child was deleted, and the
+// step fails.
 func (h *hold) attend(t *attempt) error {
 	st := &h.p.steps[t.n]
 	p, err := st.child.program()
@@ -67,13 +85,10 @@ func (h *hold) attend(t *attempt) error {
 		return Permanent(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
 	}
 	if t.ctx.Err() != nil {
-		return err
+		return errors.Unwrap(err)
 	}
 	h.r.storeFailed(t.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
-	if again { // the attempt has failed, so the next attempt starts them
-		return errors.New("saga: not all children were started again: the store has failed")
-	}
-	return &errPending{t.children}
+	return err
 }
 
 // start starts the children that have not been started. If again is true, after an ActionRetry, it restarts the
@@ -117,7 +132,7 @@ func (f *family) start(again bool) error {
 		reqs = append(reqs, req)
 	}
 	for _, req := range reqs {
-		rec, err := f.r.start(f.ctx, req)
+		rec, err := query(f, func(ctx context.Context) (store.Record, error) { return f.r.start(ctx, req) })
 		switch {
 		case errors.Is(err, ErrExists):
 			return Permanent(err)
@@ -146,7 +161,7 @@ func (f *family) finish(canUndo bool) error {
 		if verdict != childrenDone && i != failed {
 			continue
 		}
-		rec, err := f.r.store.Load(f.ctx, list[i].ID)
+		rec, err := f.load(list[i].ID)
 		if err != nil {
 			return ofStore(err)
 		}
@@ -170,7 +185,7 @@ func (f *family) undo() error {
 	turn := func(rec store.Record, err error) error {
 		var status Status
 		if err == nil {
-			status, err = f.r.turnChild(f.ctx, &rec)
+			status, err = query(f, func(ctx context.Context) (Status, error) { return f.r.turnChild(ctx, &rec) })
 		}
 		waits = waits || !status.Ended()
 		if errors.Is(err, ErrNotRegistered) {
@@ -185,7 +200,7 @@ func (f *family) undo() error {
 	for _, c := range list {
 		switch {
 		case c.Status == Completed || c.Status == Stuck || c.Status == Running && !c.CancelRequested:
-			if err := turn(f.r.store.Load(f.ctx, c.ID)); err != nil {
+			if err := turn(f.load(c.ID)); err != nil {
 				return err
 			}
 		case !c.Status.Ended():
@@ -193,9 +208,12 @@ func (f *family) undo() error {
 		}
 	}
 	for i, last := 0, f.children > 0; !last; i++ {
-		rec, err := f.r.store.Load(f.ctx, ChildID(f.id, f.name, i))
+		rec, err := f.load(ChildID(f.id, f.name, i))
 		if errors.Is(err, ErrNotFound) {
-			rec, _, err = f.r.store.Start(f.ctx, f.noChild(i))
+			rec, err = query(f, func(ctx context.Context) (rec store.Record, err error) {
+				rec, _, err = f.r.store.Start(ctx, f.noChild(i))
+				return rec, err
+			})
 		}
 		if err == nil && rec.Parent != f.id {
 			break // the parent has started neither this child nor a later one
@@ -238,7 +256,9 @@ type childState struct {
 // be known. If a child was restarted, look returns only its latest restart. If a child was deleted, the error matches
 // ErrNotFound.
 func (f *family) look() (list []childState, err error) {
-	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.id, Step: f.name})
+	found, err := query(f, func(ctx context.Context) ([]store.ChildRecord, error) {
+		return f.r.store.Children(ctx, store.ChildrenRequest{Parent: f.id, Step: f.name})
+	})
 	if err != nil {
 		return nil, ofStore(err)
 	}

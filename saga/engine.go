@@ -352,6 +352,7 @@ type Answer struct {
 	refused  bool  // a policy refused the call, even if Outcome is OutcomeInterrupted
 	broken   error // a panic outside the step, such as in a Codec; the saga is stuck
 	waits    bool  // the children of the step have not ended
+	unread   error // the store's error, if waits is true because the children could not be read or started; or nil
 	children int   // the number of children that the step has started
 
 	at      time.Time     // the time when the call ended; zero means Input.Now
@@ -524,6 +525,11 @@ func (m *machine) take(a Answer, in *Input) Answer {
 		now = a.at
 	}
 	switch {
+	case a.waits && a.unread != nil:
+		m.interrupted(i, &a, now)
+		m.LastError = storable(a.unread.Error())
+		m.Steps[i].Error = m.LastError // with an error, the step does not wait until its children end
+		return a
 	case a.waits:
 		m.wait(i, a.children, now, now.Add(a.RetryAfter))
 		return a

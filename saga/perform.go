@@ -180,12 +180,16 @@ func (t *attempt) call() (err error) {
 	case t.h == nil && (st.child != nil || doTx != nil):
 		return Permanent(fmt.Errorf("%w: step %s needs a Runner", ErrNoTx, st.name))
 	case st.child != nil:
-		err = t.h.attend(t)
-		if pending, waits := err.(*errPending); waits {
-			t.answer.waits, t.answer.children, t.answer.RetryAfter = true, pending.children, t.h.r.cfg.Poll
+		switch err := t.h.attend(t).(type) {
+		case *errPending:
+			t.answer.waits, t.answer.children, t.answer.RetryAfter = true, err.children, t.h.r.cfg.Poll
 			return nil
+		case *storeError: // the wait is long enough for the saga to release its place; see machine.release
+			t.answer.waits, t.answer.unread, t.answer.RetryAfter = true, err, t.h.r.cfg.LeaseTTL
+			return nil
+		default:
+			return err
 		}
-		return err
 	case doTx == nil:
 		return do(t.ctx, t.s)
 	}

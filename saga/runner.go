@@ -488,7 +488,13 @@ func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Recor
 	r.starting.Store(req.Nonce, report)
 	defer r.starting.Delete(req.Nonce)
 	since := time.Now()
-	rec, created, err := r.store.Start(ctx, req)
+	call, cancel := ctx, context.CancelFunc(func() {})
+	if req.Owner != "" {
+		// After a LeaseTTL, the lease of the new saga has expired, so the place must not remain reserved.
+		call, cancel = context.WithTimeout(ctx, r.cfg.LeaseTTL)
+	}
+	rec, created, err := r.store.Start(call, req)
+	cancel()
 	if err != nil {
 		// The reply of the store may be lost. If the saga exists, its nonce shows whether this call started it. If so, this
 		// runner may own the saga and must run it, even if ctx is done.

@@ -131,7 +131,9 @@ func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err err
 		done, here := r.listen(id)
 		rec, err = store.Record{}, nil
 		if !first || !here {
-			rec, err = r.store.Load(ctx, id)
+			call, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL) // a connection may hang
+			rec, err = r.store.Load(call, id)
+			cancel()
 		}
 		switch {
 		case errors.Is(err, ErrNotFound):

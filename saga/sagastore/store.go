@@ -51,8 +51,9 @@
 //     DeleteEnded has the limit 200. The interval between calls to DeleteEnded is three times LeaseTTL, or a tenth of
 //     Poll while more old sagas remain.
 //
-// Except for Listen, a runner's own calls to the store have a timeout of at most LeaseTTL. Calls for the program, such
-// as Start, have the program's ctx. A method of a store must return soon after its ctx is done.
+// Except for Listen, a runner's own calls to the store have a timeout of at most LeaseTTL. The loads of Runner.Wait
+// also have this timeout, and so does a Start that makes the runner the owner of the new saga. Other calls for the
+// program have the program's ctx. A method of a store must return soon after its ctx is done.
 //
 // # Optional interfaces
 //
