@@ -49,7 +49,8 @@ type Runner struct {
 
 	unread map[string]unreadable // sagas that another build of the program may be able to read, by id
 
-	claimErr, heartbeatErr error // the errors of the latest claim and heartbeat, or nil
+	claimErr, heartbeatErr error     // the errors of the latest claim and heartbeat, or nil
+	failed                 time.Time // when a claim or heartbeat last failed; zero means never
 
 	starting sync.Map // the once that reports EventCreated of a start in progress, by Nonce
 
@@ -313,6 +314,16 @@ func (r *Runner) failing(latest *error, call string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*latest = err
+	if err != nil {
+		r.failed = time.Now()
+	}
+}
+
+// failedWithin reports whether a claim or heartbeat of this runner has failed in the last d.
+func (r *Runner) failedWithin(d time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.failed.IsZero() && time.Since(r.failed) < d
 }
 
 // reserve reserves up to n free places for sagas that the runner is about to hold, and returns the number of reserved
@@ -748,7 +759,11 @@ func (h *hold) load() {
 	}
 	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
 	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > most {
-		err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
+		if h.r.failedWithin(h.rec.Now.Sub(h.m.since)) {
+			h.m.Takeovers = 0 // the owners may have lost the saga because the store failed, not because they crashed
+		} else {
+			err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
+		}
 	}
 	h.in.runner.look, h.in.runner.takenFrom, h.in.runner.stick = true, h.rec.Previous, err
 	if err == nil {
