@@ -778,7 +778,7 @@ func (h *hold) load() {
 	if !readable {
 		req.State, req.Progress = h.rec.State, h.rec.Progress // both remain unchanged
 	}
-	_ = h.write(req, true)
+	h.write(req, true)
 }
 
 // readSignals reads the signals of the saga at three times: after the saga was claimed, before a wait for a signal can
@@ -807,25 +807,25 @@ func (h *hold) readSignals(now time.Time) bool {
 }
 
 // record writes a decision to the store. After it has returned, the saga may be released or lost.
-func (h *hold) record(d *Decision) {
-	if err := h.write(h.request(d), false); err != nil && err != errLost {
-		h.giveUp(err)
-	}
-}
+func (h *hold) record(d *Decision) { h.write(h.request(d), false) }
 
 // giveUp makes the saga stuck because of err, and discards the changes that were not recorded. For the steps that had
-// started by then, the outcome is unknown.
+// started by then, the outcome is unknown. giveUp retries the commit until the saga is lost.
 func (h *hold) giveUp(err error) {
+	d := h.stick(err)
+	h.accept(&d)
+	h.write(h.request(&d), true)
+}
+
+// stick returns the decision that makes the recorded saga stuck because of err.
+func (h *hold) stick(err error) Decision {
 	m, failed := load(h.p, &h.rec)
-	if failed == nil {
-		h.m = m
-	} else {
-		err = failed
+	if failed != nil {
+		m, err = h.m.clone(), failed
 	}
 	h.in = Input{runner: runnerInput{doubt: true, stick: err}}
-	d := h.decide(h.m, false)
-	h.accept(&d)
-	_ = h.write(h.request(&d), true)
+	defer func() { h.in = Input{} }()
+	return h.decide(m, false)
 }
 
 // request returns the commit of a decision.
@@ -839,33 +839,45 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 	return req
 }
 
-// unwritable is the number of failures after which the runner stops retrying a commit, if the failures have also lasted
-// for a LeaseTTL. In that time the store has accepted the saga's heartbeats, so the reason for the failures is in the
-// commit itself.
+// unwritable is the number of failures after which the runner may give up a commit, if the failures have also lasted
+// for a LeaseTTL. In that time the store has accepted the saga's heartbeats.
 const unwritable = 10
 
 // write commits req and notifies the observers. If the reply of the store is lost, write reads from the record whether
-// the commit has happened, and repeats the commit if it has not. It returns errLost if the saga is lost. If the commit
-// cannot be written, write returns another error. If last is true, it retries the commit until the saga is lost
-// instead.
-func (h *hold) write(req store.CommitRequest, last bool) error {
+// the commit has happened. Until the commit has happened or the saga is lost, write repeats the commit. Unless last is
+// true, write makes the saga stuck instead if the store keeps rejecting the commit, but accepts the commit that makes
+// the saga stuck. If the store rejects both commits, the reason is not in the saga.
+func (h *hold) write(req store.CommitRequest, last bool) {
 	since := time.Now()
 	for tries := 0; ; tries++ {
-		ctx, cancel := h.storeCtx()
-		receipt, err := h.r.store.Commit(ctx, req)
-		cancel()
-		h.commitFailed(err)
-		switch {
-		case h.happened(req, receipt, err):
-			h.written(req)
-			return nil
-		case h.isLost():
-			return errLost
-		case !last && tries >= unwritable && time.Since(since) >= h.r.cfg.LeaseTTL:
-			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
+		rejected, err := h.commit(req)
+		if err == nil || h.isLost() {
+			return
+		}
+		if !last && rejected && tries >= unwritable && time.Since(since) >= h.r.cfg.LeaseTTL {
+			d := h.stick(fmt.Errorf("saga: the state cannot be recorded: %w", err))
+			if _, err := h.commit(h.request(&d)); err == nil {
+				h.accept(&d)
+				return
+			}
 		}
 		h.pause(since)
 	}
+}
+
+// commit makes one try to commit req, and returns nil if the commit has happened. rejected reports whether the store
+// has returned the error. Otherwise the call has timed out, perhaps because the store is down.
+func (h *hold) commit(req store.CommitRequest) (rejected bool, err error) {
+	ctx, cancel := h.storeCtx()
+	receipt, err := h.r.store.Commit(ctx, req)
+	rejected = ctx.Err() == nil
+	cancel()
+	h.commitFailed(err)
+	if !h.happened(req, receipt, err) {
+		return rejected, err
+	}
+	h.written(req)
+	return false, nil
 }
 
 // happened reports whether a commit that returned err has happened, and records its receipt. If the reply is lost, the
@@ -939,11 +951,11 @@ func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
 
 // pause waits before the next call to a store that has been failing since the time since. The pause grows with that
 // time. In the first LeaseTTL, after which the lease may have expired, it is at most LeaseTTL/20. Later it is at most
-// 20 times LeaseTTL. If the saga is lost, the pause is short again.
+// LeaseTTL. If the saga is lost, the pause is short again.
 func (h *hold) pause(since time.Time) {
 	term := h.r.cfg.LeaseTTL
 	soon := pauseFor(since, time.Millisecond, term/20)
-	t := time.NewTimer(h.r.chance(pauseFor(since.Add(term), soon, 20*term)) + 1)
+	t := time.NewTimer(h.r.chance(pauseFor(since.Add(term), soon, term)) + 1)
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -109,7 +109,7 @@ func (h *hold) leaveToOthers(why error) bool {
 		LastError: storable(why.Error()), Log: []store.Entry{{Kind: EventReleased, Error: storable(why.Error())}},
 		Release: true, WakeIn: h.r.unreadPause(age),
 	}
-	_ = h.write(req, true)
+	h.write(req, true)
 	return true
 }
 

@@ -167,7 +167,7 @@ func TestStoreErrorMakesNoSagaStuck(t *testing.T) {
 	}
 }
 
-// TestRejectedCommitsBackOff, including the commit of the status stuck, which succeeds once the store works again. A
+// TestRejectedCommitsBackOff: a store that rejects each commit makes no saga stuck, even if it accepts heartbeats. A
 // runner with such a saga stops in time.
 func TestRejectedCommitsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestRejectedCommitsBackOff(t *testing.T) {
 		first, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, first, sg)
 		time.Sleep(long(24 * time.Hour))
-		require.Less(t, store.tries.Load(), int64(1000))
+		require.Less(t, store.tries.Load(), int64(30_000), "two tries in about LeaseTTL/2")
 		stopped := time.Now()
 		stop()
 		require.LessOrEqual(t, time.Since(stopped), 26*time.Second, "about Drain and LeaseTTL")
@@ -185,10 +185,10 @@ func TestRejectedCommitsBackOff(t *testing.T) {
 		store.tries.Store(0)
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		time.Sleep(long(24 * time.Hour))
-		require.Less(t, store.tries.Load(), int64(1000))
+		require.Less(t, store.tries.Load(), int64(30_000))
 		store.noCommit.Store(false)
-		time.Sleep(5 * time.Minute)
-		requireStatus(t, r, "trip-1", saga.Stuck)
+		time.Sleep(15 * time.Second)
+		requireStatus(t, r, "trip-1", saga.Completed)
 	})
 }
 

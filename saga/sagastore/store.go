@@ -39,7 +39,8 @@
 //  5. Commit records the results of attempts and the steps that are about to start. The runner starts these steps only
 //     after the commit. If Commit returns an error, the runner loads the record. If the record has the commit's Nonce,
 //     the commit was written. If the record's Epoch and Seq are unchanged, the runner repeats the commit. If another
-//     write has changed the record, the runner stops running the saga.
+//     write has changed the record, the runner stops running the saga. If the store rejects a commit for a LeaseTTL,
+//     but then accepts the commit of the status Stuck, the saga is stuck.
 //  6. Commit with Release ends the runner's ownership. The runner releases a saga when the saga waits, has ended or is
 //     stuck, or when Run stops.
 //  7. Post adds a signal, requests that a saga turn back, or wakes a parent whose child has ended. Any process may call

@@ -1,0 +1,206 @@
+package saga_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
+)
+
+// An outage is a store that fails for some time.
+type outage struct {
+	store.Store
+	from, until time.Time
+	methods     []string // the methods that fail
+	how         string   // "error", "hang" until ctx is done, or "lost": the call takes effect, but returns an error
+}
+
+func during[T any](o *outage, ctx context.Context, method string, call func() (T, error)) (v T, err error) {
+	if time.Now().Before(o.from) || !time.Now().Before(o.until) || !slices.Contains(o.methods, method) {
+		return call()
+	}
+	switch o.how {
+	case "hang":
+		<-ctx.Done()
+		return v, ctx.Err()
+	case "lost":
+		_, _ = call()
+	}
+	return v, errDown
+}
+
+func (o *outage) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+	rec, err = during(o, ctx, "Start", func() (rec store.Record, err error) {
+		rec, created, err = o.Store.Start(ctx, req)
+		return rec, err
+	})
+	return rec, created && err == nil, err
+}
+
+func (o *outage) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+	return during(o, ctx, "Claim", func() ([]store.Record, error) { return o.Store.Claim(ctx, req) })
+}
+
+func (o *outage) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+	return during(o, ctx, "Heartbeat", func() ([]store.Renewed, error) { return o.Store.Heartbeat(ctx, req) })
+}
+
+func (o *outage) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+	return during(o, ctx, "Commit", func() (store.Receipt, error) { return o.Store.Commit(ctx, req) })
+}
+
+func (o *outage) Post(ctx context.Context, req store.PostRequest) (store.Record, error) {
+	return during(o, ctx, "Post", func() (store.Record, error) { return o.Store.Post(ctx, req) })
+}
+
+func (o *outage) Load(ctx context.Context, id string) (store.Record, error) {
+	return during(o, ctx, "Load", func() (store.Record, error) { return o.Store.Load(ctx, id) })
+}
+
+func (o *outage) Messages(ctx context.Context, id string) ([]store.Message, error) {
+	return during(o, ctx, "Messages", func() ([]store.Message, error) { return o.Store.Messages(ctx, id) })
+}
+
+func (o *outage) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	return during(o, ctx, "Children", func() ([]store.ChildRecord, error) { return o.Store.Children(ctx, req) })
+}
+
+// until calls fn, each time with a timeout, until fn returns nil.
+func until(fn func(context.Context) error) {
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		err := fn(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// outlasting returns a step whose Do and Undo take longer than a lease.
+func outlasting(name string) saga.Step[trip] {
+	st := taking(20*time.Second, step(name))
+	st.Undo = st.Do
+	return st
+}
+
+// TestSagasOutlastOutage: while all methods of the store or only some fail for 15 minutes, a saga neither becomes stuck
+// nor turns back. When the store works again, the saga and a call to Wait end within a bounded time.
+func TestSagasOutlastOutage(t *testing.T) {
+	writes := []string{"Start", "Claim", "Commit", "Post"}
+	rest := append([]string{"Load", "Messages", "Children"}, writes...)
+	child := sequence(outlasting("room"))
+	child.Name = "hotel"
+	parent := saga.Step[trip]{
+		Name: "hotel", Child: saga.ChildOf(child, func(*trip) (trip, error) { return trip{}, nil }, nil),
+	}
+	retried := func() saga.Step[trip] {
+		st, calls := step("flight"), 0
+		st.Backoff = constant(18 * time.Second)
+		st.Do = func(context.Context, *trip) error {
+			if calls++; calls < 3 {
+				return errDown
+			}
+			return nil
+		}
+		return st
+	}
+	signaled := step("paid")
+	signaled.Await = "paid"
+	for _, sg := range []struct {
+		name  string
+		steps func() []saga.Step[trip]
+		want  error
+	}{
+		{"just started", func() []saga.Step[trip] { return []saga.Step[trip]{step("flight"), step("car")} }, nil},
+		{"in a step", func() []saga.Step[trip] { return []saga.Step[trip]{outlasting("flight"), outlasting("car")} }, nil},
+		{"between retries", func() []saga.Step[trip] { return []saga.Step[trip]{retried(), step("car")} }, nil},
+		{"awaiting a signal", func() []saga.Step[trip] { return []saga.Step[trip]{step("flight"), signaled} }, nil},
+		{"compensating", func() []saga.Step[trip] {
+			return []saga.Step[trip]{outlasting("flight"), failing("car", saga.Declined(errDeclined))}
+		}, saga.ErrCompensated},
+		{"starting a child", func() []saga.Step[trip] { return []saga.Step[trip]{outlasting("flight"), parent} }, nil},
+		{"waiting for a child", func() []saga.Step[trip] { return []saga.Step[trip]{parent} }, nil},
+		{"undoing a child", func() []saga.Step[trip] {
+			return []saga.Step[trip]{parent, failing("car", saga.Declined(errDeclined))}
+		}, saga.ErrCompensated},
+	} {
+		for _, fails := range []struct {
+			name    string
+			methods []string
+			how     []string
+		}{
+			{"all methods", append([]string{"Heartbeat"}, rest...), []string{"error", "hang", "lost"}},
+			{"all methods except Heartbeat", rest, []string{"error", "hang"}},
+			{"reads", []string{"Load", "Messages", "Children"}, []string{"error", "hang"}},
+			{"Commit", []string{"Commit"}, []string{"error", "hang"}},
+			{"Commit and Heartbeat", []string{"Commit", "Heartbeat"}, []string{"error"}},
+			{"Heartbeat", []string{"Heartbeat"}, []string{"error"}},
+			{"Start", []string{"Start"}, []string{"hang"}},
+		} {
+			for _, how := range fails.how {
+				for runners := 1; runners <= 2; runners++ {
+					t.Run(fmt.Sprintf("%s/%s/%s/%d", sg.name, fails.name, how, runners), func(t *testing.T) {
+						synctest.Test(t, func(t *testing.T) {
+							definition := sequence(sg.steps()...)
+							definition.Timeout = time.Hour
+							o := &outage{Store: saga.NewMemory(), methods: fails.methods, how: how}
+							o.from = time.Now()
+							if sg.name != "just started" {
+								o.from = o.from.Add(15 * time.Second)
+							}
+							o.until = o.from.Add(15 * time.Minute)
+							r, _ := observed(t, store.Store(o), saga.RunnerConfig{}, silent, child, definition)
+							for range runners - 1 {
+								observed(t, store.Store(o), saga.RunnerConfig{}, silent, child, definition)
+							}
+							h := saga.Register(r, definition)
+							until(func(ctx context.Context) error { _, err := h.Start(ctx, "trip-1", trip{}); return err })
+							time.Sleep(time.Minute)
+							if sg.name == "awaiting a signal" {
+								until(func(ctx context.Context) error { return h.Signal(ctx, "trip-1", "paid", nil) })
+							}
+							ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+							defer cancel()
+							_, err := h.Result(ctx, "trip-1")
+							require.ErrorIs(t, err, sg.want)
+							require.NotContains(t, events(t, r, "trip-1"), "stuck")
+							require.Less(t, time.Since(o.until), 100*time.Second, "two steps of 20s, and four leases")
+						})
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestHungStartKeepsNoPlace: while the store does not answer a Start, the Start keeps a place of the runner only for a
+// LeaseTTL.
+func TestHungStartKeepsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		o := &outage{Store: saga.NewMemory(), methods: []string{"Start"}, how: "hang", until: time.Now().Add(time.Second)}
+		r, _ := observed(t, store.Store(o), saga.RunnerConfig{Concurrency: 1}, silent, sg)
+		failed := make(chan error)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		go func() {
+			_, err := saga.Register(r, sg).Start(ctx, "trip-2", trip{})
+			failed <- err
+		}()
+		time.Sleep(2 * time.Second)
+		_, err := saga.Register(idle(o, sg), sg).Start(t.Context(), "trip-1", trip{})
+		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
+		require.ErrorIs(t, <-failed, context.DeadlineExceeded)
+		require.Less(t, time.Since(o.until), 20*time.Second)
+	})
+}
