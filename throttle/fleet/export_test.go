@@ -18,3 +18,13 @@ func LocalParts(l *Limits) int {
 	defer l.mu.Unlock()
 	return len(l.local)
 }
+
+// Waiting returns how many calls wait in the lines of l, and how many lines there are.
+func Waiting(l *Limits) (calls, lines int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, q := range l.lines {
+		calls += len(q.calls)
+	}
+	return calls, len(l.lines)
+}

@@ -173,11 +173,16 @@ type Config struct {
 
 	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
 	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
-	// slots are admitted in the order of their arrival. A waiting call sends requests to Redis repeatedly. If one of
-	// these requests takes longer than a second to reach Redis, the order may change. If the process of a waiting call
-	// dies, the calls behind it are delayed for up to 1.25 seconds. Calls that wait for rates are admitted in no
-	// particular order. Meters is not called again for a waiting call, so the call keeps its meters even if the limits
-	// change.
+	// slots are admitted in the order of their arrival. A call that waits for slots sends requests to Redis repeatedly.
+	// If one of these requests takes longer than a second to reach Redis, the order may change. If the process of a
+	// waiting call dies, the calls behind it are delayed for up to 1.25 seconds.
+	//
+	// If calls of one process wait for the same rate, only the first of them asks Redis again: the call with the lowest
+	// cost or, if costs are equal, the call that arrived first. Apart from this, calls that wait for rates are admitted
+	// in no particular order. A new call asks Redis before it waits, so it may overtake waiting calls. Calls that also
+	// use slots ask Redis independently of each other.
+	//
+	// Meters is not called again for a waiting call, so the call keeps its meters even if the limits change.
 	MaxWait time.Duration
 
 	// Lease is the time after which Redis frees the slots of a process that has died. Zero means 10 seconds. The minimum
@@ -256,6 +261,8 @@ type Limits struct {
 	purger    *time.Timer           // calls purge; nil until an outage has left local parts
 	due       []settlement          // the settlements to send now, without the settlements that wait for RetryEvery
 	sending   bool
+	lines     map[rateID]*line      // the calls that wait for rates
+	arrived   int64                 // the number of times that a call has joined a line
 	held      map[*Reservation]bool // the reservations that have slots
 	renewal   *time.Timer           // calls renew; nil until there are slots
 	renewAt   time.Time             // the time of the next renewal; zero if there is none
@@ -265,7 +272,7 @@ type Limits struct {
 func New(cfg Config) *Limits {
 	l := &Limits{
 		ids: rand.Text() + "-", closed: make(chan struct{}), stats: newStats(),
-		nodes: map[string]*node{}, local: map[string]*localPart{}, held: map[*Reservation]bool{},
+		nodes: map[string]*node{}, local: map[string]*localPart{}, lines: map[rateID]*line{}, held: map[*Reservation]bool{},
 	}
 	l.setting.Init(cfg, Config.withDefaults)
 	return l
@@ -336,29 +343,35 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	if r.cfg.MaxWait != 0 && r.sets != nil {
 		ticket = 1
 	}
+	w := &waiter{r: r, start: time.Now()}
 	leaves := false // true while Redis may count r as a waiting call, or may have given slots to r
 	defer func() {
+		l.handOver(w)
 		if leaves {
 			r.leave()
 		}
 	}()
-	start, e, poll := time.Now(), r.meters[0].refusal(r.cfg, throttle.ContextEnded), time.Duration(0)
-	for began := start; ; began = time.Now() {
+	e := r.meters[0].refusal(r.cfg, throttle.ContextEnded)
+	for began := w.start; ; began = time.Now() {
 		if err := l.outageOf(r); err != nil {
+			l.handOver(w)
 			return l.reserveWithout(ctx, r, err)
 		}
 		leaves = r.sets != nil
 		a, err := r.take(ctx, ticket)
 		if end := endOf(ctx); end != nil {
+			l.handOver(w)
 			if r.admits(a) { // the answer came, but ctx is done
 				leaves = false
 				r.refund(a)
 			}
-			e.Reason, e.Err, e.Waited = throttle.ContextEnded, end, time.Since(start)
+			e.Reason, e.Err, e.Waited = throttle.ContextEnded, end, time.Since(w.start)
 			return nil, l.refuse(ctx, e)
 		}
 		if err != nil {
-			if l.failed(ctx, r.cfg, r.cooldown(), err) == nodeWrong {
+			t := l.failed(ctx, r.cfg, r.cooldown(), err)
+			l.handOver(w)
+			if t == nodeWrong {
 				return nil, fmt.Errorf("fleet: %s: Redis rejects the script: %w", r.cfg.Name, err)
 			}
 			return l.reserveWithout(ctx, r, err)
@@ -369,28 +382,48 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 		}
 		ticket = a.at(2)
 		leaves = ticket > 0
-		e, poll = r.refusal(a)
-		e.Waited = time.Since(start)
+		m, poll := 0, time.Duration(0)
+		e, m, poll = r.refusal(a)
+		e.Waited = time.Since(w.start)
 		wait, reason := r.cfg.waitFor(ctx, e, poll)
-		if reason != "" {
+		switch {
+		case r.sets == nil && reason != e.Reason: // calls wait for all meters that refuse, so they are rates
+			reason, err = l.lineUp(ctx, w, m, e, reason)
+		case reason == "":
+			err = pause(ctx, l.closed, wait, nil)
+		default:
+			l.handOver(w)
+		}
+		switch {
+		case err == ErrClosed:
+			return nil, err
+		case err != nil:
+			e.Reason, e.Err, e.Waited = throttle.ContextEnded, err, time.Since(w.start)
+		case reason == "":
+			continue
+		default:
 			e.Reason = reason
 			if reason == throttle.DeadlineTooClose {
 				e.Err = context.DeadlineExceeded
 			}
-			return nil, l.refuse(ctx, e)
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-l.closed:
-			timer.Stop()
-			return nil, ErrClosed
-		case <-ctx.Done():
-			timer.Stop()
-			e.Reason, e.Err, e.Waited = throttle.ContextEnded, ended.Error(ctx), time.Since(start)
-			return nil, l.refuse(ctx, e)
-		}
+		return nil, l.refuse(ctx, e)
 	}
+}
+
+// pause waits for d, or until wake receives. It returns the reason why the call must not wait any longer, or nil.
+func pause(ctx context.Context, closed <-chan struct{}, d time.Duration, wake <-chan struct{}) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-closed:
+		return ErrClosed
+	case <-ctx.Done():
+		return ended.Error(ctx)
+	}
+	return nil
 }
 
 // waitFor returns the time until the next poll of a call that e refuses, or the reason why the call must not wait.
@@ -412,7 +445,7 @@ func (c *Config) waitFor(
 	case limited && e.After > time.Until(deadline):
 		return 0, throttle.DeadlineTooClose
 	}
-	return min(poll, left), "" // the last poll is sent when MaxWait ends
+	return min(poll, left), "" // a call that waits for slots polls for the last time when MaxWait ends
 }
 
 // endOf returns the error of ctx if ctx is done. A ctx whose deadline has expired counts as done even if it is not

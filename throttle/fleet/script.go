@@ -79,7 +79,7 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 	n := len(r.meters)
 	valid := err == nil && (r.admits(a) || a.at(0) == 0 && len(a) == 4+3*n)
 	if valid && a.at(0) == 0 {
-		e, _ := r.refusal(a)
+		e, _, _ := r.refusal(a)
 		valid = e != nil
 	}
 	if err == nil && !valid {
@@ -91,9 +91,9 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 // admits reports whether a is an answer to take that admits r.
 func (r *Reservation) admits(a answer) bool { return len(a) == 2+len(r.meters) && a.at(0) == 1 }
 
-// refusal returns the error of the meter that refuses the call for the longest time. poll is the time until the next
-// poll. If calls do not wait for a meter that refuses, poll is -1.
-func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, poll time.Duration) {
+// refusal returns the error and the index of the meter that refuses the call for the longest time. poll is the time
+// until the next poll. If calls do not wait for a meter that refuses, poll is -1.
+func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, index int, poll time.Duration) {
 	for i := range r.meters {
 		m, fields := &r.meters[i], a[4+3*i:]
 		after := time.Duration(fields.at(1)) * time.Microsecond
@@ -112,9 +112,9 @@ func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, poll time.Dur
 			poll = max(poll, after)
 		}
 		if e == nil || after > e.After {
-			e = m.refusal(r.cfg, reason)
+			e, index = m.refusal(r.cfg, reason), i
 			e.Left, e.After = int(fields.at(0)), after
 		}
 	}
-	return e, poll
+	return e, index, poll
 }
