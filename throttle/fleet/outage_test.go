@@ -89,6 +89,7 @@ func TestLocalPartsAreScannedInSteps(t *testing.T) {
 		require.Equal(t, 99_901, fleet.LocalParts(l))
 		r.set(func(r *redis) { r.err = nil })
 		require.Eventually(t, func() bool { return !l.Stats().Down }, time.Minute, time.Second)
+		synctest.Wait()
 		require.Equal(t, 1, fleet.LocalParts(l), "the end of the outage removes all idle parts")
 	})
 }
