@@ -258,10 +258,10 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If the result is invalid, Update changes
-// nothing and returns an error. If the function does not alter a field, the field keeps its value or continues to
-// follow its default. For example, a new Rate also changes the default of Burst. The function must not call methods of
-// l, because Update holds a lock.
+// Update calls the function change with the effective configuration, and applies the result. If the result is invalid,
+// Update changes nothing and returns an error. If the function does not alter a field, the field keeps its value or
+// continues to follow its default. For example, a new Rate also changes the default of Burst. The function must not
+// call methods of l, because Update holds a lock.
 //
 // Tokens that are already spent stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13
 // tokens remain. The spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is

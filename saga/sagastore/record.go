@@ -76,7 +76,7 @@ type ChildrenRequest struct {
 	Limit  int      // the maximum number of children; zero means no limit
 }
 
-// A ChildRecord has the fields of a child's [Record] that its parent needs.
+// A ChildRecord has the fields that a parent needs from the [Record] of its child.
 type ChildRecord struct {
 	ID              string // the child's ID
 	Status          Status // the child's status

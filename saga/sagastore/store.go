@@ -116,10 +116,10 @@ import (
 //     caller.
 type Store interface {
 	// Start inserts a record and its log if no saga has the ID. If a saga has the ID, Start changes nothing and returns
-	// that saga's record, even if the saga has another definition. The result created reports whether Start inserted the
-	// record. If several calls have the same ID, created is true for one of them. If Start does not know whether its own
-	// insertion happened, it returns an error. After an error of Start, the caller loads the record and compares the
-	// record's Nonce with the request's.
+	// that saga's record, even if the saga has another definition. Start also reports whether it inserted the record, as
+	// the result created. If several calls have the same ID, created is true for one of them. If Start does not know
+	// whether its own insertion happened, it returns an error. After an error of Start, the caller loads the record and
+	// compares the record's Nonce with the request's.
 	//
 	// The new record has the ID, Saga, Version, Status, State, Progress, Parent, ParentStep, Tenant and Nonce of the
 	// request. The record's Seq is len(Log), and its CreatedAt and UpdatedAt are now. CompleteBy is now + CompleteIn, or
