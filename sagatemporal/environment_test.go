@@ -212,6 +212,11 @@ func (e *environment) UpdateWorkflow(
 			return nil, ctx.Err()
 		case <-x.ended:
 		}
+		select {
+		case <-h.completed: // the update ended the workflow
+			return h, nil
+		default:
+		}
 	}
 	return nil, serviceerror.NewNotFound("workflow execution already completed")
 }
