@@ -95,6 +95,24 @@ func TestStreamsFailBeforeAnswer(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State(), "the call started before the transition")
 }
 
+// A stream that ends well ends the run of broken streams, even if the server has not answered.
+func TestStreamEndsWellBetweenBrokenStreams(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+		for range 2 {
+			broken := openRPC(t, b)
+			broken.answer()
+			broken.End(errDown)
+			require.Equal(t, breaker.Closed, b.State())
+			r := openRPC(t, b)
+			if answers {
+				r.answer()
+			}
+			r.End(nil)
+		}
+	}
+}
+
 // A subscription without events works: its call counts when the stream has continued for a Window.
 func TestQuietStreamCountsAfterWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -313,7 +313,7 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool
 // observeStream registers the functions that record the answer and the end of a stream. It is called after the
 // stream's call has returned.
 func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call) {
-	if c.probe == nil && work.IsStream() {
+	if work.IsStream() {
 		work.OnAnswer(func() { b.locked(ctx, func(now time.Duration) { b.recordAnswer(now, c) }) })
 	}
 	if !work.OnEnd(func(err error) { b.finishStream(ctx, c, err) }) {

@@ -189,6 +189,30 @@ func TestFailedCallHasNoStream(t *testing.T) {
 	}
 }
 
+// If the work does not continue, the call counts when its function returns. For example, a response has no body.
+func TestWorkMayEndWithItsCall(t *testing.T) {
+	for name, stream := range map[string]bool{"response": false, "rpc": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+				ctx := t.Context()
+				if stream {
+					ctx = &rpc{Context: ctx}
+				}
+				beginStream(t, b, ctx).End(errDown)
+				for _, want := range []breaker.Counts{{Succeeded: 1, Failed: 1}, {}} {
+					ctx, _ := linger.Begin(ctx)
+					require.NoError(t, b.Do(ctx, ok))
+					require.Equal(t, breaker.Closed, b.State())
+					require.Equal(t, want, b.Stats().Window)
+					b.Trip(errDown, time.Second)
+					time.Sleep(time.Second) // the next call is a probe
+				}
+			})
+		})
+	}
+}
+
 // A stream may end on another goroutine before its call has been counted.
 func TestStreamMayEndBeforeItsCall(t *testing.T) {
 	for range 200 {

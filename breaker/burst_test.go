@@ -230,22 +230,34 @@ func TestHangingServerOpensBreaker(t *testing.T) {
 	}
 }
 
-// A caller's deadline is a timeout, whatever error the call returns.
-func TestDeadlinesOpenBreaker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 10, Patience: 50 * ms})
-		for range 2 {
-			for range 20 {
-				go func() {
-					ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
-					defer cancel()
-					_ = b.Do(ctx, taking(50*ms, errDown))
-				}()
-			}
-			time.Sleep(51 * ms)
-		}
-		require.Equal(t, breaker.Open, b.State())
-	})
+// A call that takes until its caller's deadline is a timeout, whatever error it returns. So is a success that takes
+// SlowAfter.
+func TestSlowCallsOpenBreaker(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg      breaker.Config
+		deadline time.Duration
+		err      error
+	}{
+		"deadline":  {breaker.Config{ConsecutiveFailures: 10, Patience: 50 * ms}, 50 * ms, errDown},
+		"SlowAfter": {breaker.Config{ConsecutiveFailures: 10, SlowAfter: 50 * ms}, time.Hour, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(test.cfg)
+				for range 2 {
+					for range 20 {
+						go func() {
+							ctx, cancel := context.WithTimeout(context.Background(), test.deadline)
+							defer cancel()
+							_ = b.Do(ctx, taking(50*ms, test.err))
+						}()
+					}
+					time.Sleep(51 * ms)
+				}
+				require.Equal(t, breaker.Open, b.State())
+			})
+		})
+	}
 }
 
 // Half of the calls fail, in steady traffic.
