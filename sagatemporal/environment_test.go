@@ -160,14 +160,21 @@ func (x *execution) do(ctx context.Context, fn func(*testsuite.TestWorkflowEnvir
 		case <-ctx.Done():
 			return false, ctx.Err()
 		}
+		ended := false
 		select {
 		case <-called:
-			return true, nil
 		case <-ctx.Done():
-			return false, ctx.Err()
 		case <-x.ended:
-			return false, nil
+			ended = true
 		case <-r.ended:
+		}
+		select {
+		case <-called: // fn may have ended the workflow
+			return true, nil
+		default:
+		}
+		if ended || ctx.Err() != nil {
+			return false, ctx.Err()
 		}
 	}
 }
