@@ -247,10 +247,11 @@ func newOnce() once {
 }
 
 func (o once) do(f func()) {
-	if first := <-o; first {
+	first := <-o
+	defer func() { o <- false }()
+	if first {
 		f()
 	}
-	o <- false
 }
 
 // reportLog counts the log entries of a commit, and notifies the observers of them.

@@ -182,6 +182,25 @@ func TestSagasOutlastOutage(t *testing.T) {
 	}
 }
 
+// TestNewRunnerCountsNoTakeoversOfAnOutage: heartbeats fail, so that two runners take the saga over from each other.
+// Further runners start meanwhile, and have not seen the store fail.
+func TestNewRunnerCountsNoTakeoversOfAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(taking(20*time.Second, step("flight")))
+		o := &outage{Store: saga.NewMemory(), methods: []string{"Heartbeat"}, how: "error"}
+		o.from, o.until = time.Now(), time.Now().Add(15*time.Minute)
+		r, _ := observed(t, store.Store(o), saga.RunnerConfig{}, silent, sg)
+		observed(t, store.Store(o), saga.RunnerConfig{}, silent, sg)
+		mustStart(t, r, sg)
+		for range 14 {
+			time.Sleep(time.Minute)
+			_, stop := observed(t, store.Store(o), saga.RunnerConfig{Drain: saga.None}, silent, sg)
+			defer stop()
+		}
+		requireEnd(t, r, "trip-1", nil)
+	})
+}
+
 // TestHungStartKeepsNoPlace: while the store does not answer a Start, the Start keeps a place of the runner only for a
 // LeaseTTL.
 func TestHungStartKeepsNoPlace(t *testing.T) {

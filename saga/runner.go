@@ -755,13 +755,15 @@ func (h *hold) load() {
 		}, h.m.carried)
 	}
 	if report, ok := h.r.starting.Load(h.rec.Nonce); ok { // claimed before the start has reported EventCreated
-		report.(once).do(func() { h.r.reportCreated(h.ctx, &h.rec, true) })
+		report.(once).do(func() {
+			h.r.reportEntry(h.ctx, &h.rec, store.Entry{Kind: EventCreated, Seq: 1, At: h.rec.CreatedAt})
+		})
 	}
 	h.r.reportCreated(h.ctx, &h.rec, h.m.unreported)
-	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > most {
+	if most := h.r.cfg.MaxTakeovers; err == nil && most != Unlimited && h.rec.Takeovers > 0 {
 		if h.r.failedWithin(h.rec.Now.Sub(h.m.since)) {
 			h.m.Takeovers = 0 // the owners may have lost the saga because the store failed, not because they crashed
-		} else {
+		} else if h.rec.Takeovers > most {
 			err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
 		}
 	}
@@ -812,20 +814,16 @@ func (h *hold) record(d *Decision) { h.write(h.request(d), false) }
 // giveUp makes the saga stuck because of err, and discards the changes that were not recorded. For the steps that had
 // started by then, the outcome is unknown. giveUp retries the commit until the saga is lost.
 func (h *hold) giveUp(err error) {
-	d := h.stick(err)
-	h.accept(&d)
-	h.write(h.request(&d), true)
-}
-
-// stick returns the decision that makes the recorded saga stuck because of err.
-func (h *hold) stick(err error) Decision {
 	m, failed := load(h.p, &h.rec)
-	if failed != nil {
-		m, err = h.m.clone(), failed
+	if failed == nil {
+		h.m = m
+	} else {
+		err = failed
 	}
 	h.in = Input{runner: runnerInput{doubt: true, stick: err}}
-	defer func() { h.in = Input{} }()
-	return h.decide(m, false)
+	d := h.decide(h.m, false)
+	h.accept(&d)
+	h.write(h.request(&d), true)
 }
 
 // request returns the commit of a decision.
@@ -839,30 +837,50 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 	return req
 }
 
-// unwritable is the number of failures after which the runner may give up a commit, if the failures have also lasted
-// for a LeaseTTL. In that time the store has accepted the saga's heartbeats.
+// unwritable is the number of consecutive rejections after which the runner may give up a commit, if the rejections
+// have also lasted for a LeaseTTL. In that time the store has accepted the saga's heartbeats.
 const unwritable = 10
 
 // write commits req and notifies the observers. If the reply of the store is lost, write reads from the record whether
 // the commit has happened. Until the commit has happened or the saga is lost, write repeats the commit. Unless last is
-// true, write makes the saga stuck instead if the store keeps rejecting the commit, but accepts the commit that makes
-// the saga stuck. If the store rejects both commits, the reason is not in the saga.
+// true, write makes the saga stuck instead if the store keeps rejecting the commit, but accepts other commits of the
+// saga. If the store rejects the other commits, too, the reason is not in the state.
 func (h *hold) write(req store.CommitRequest, last bool) {
 	since := time.Now()
-	for tries := 0; ; tries++ {
+	first, rejections := since, 0
+	for {
 		rejected, err := h.commit(req)
 		if err == nil || h.isLost() {
 			return
 		}
-		if !last && rejected && tries >= unwritable && time.Since(since) >= h.r.cfg.LeaseTTL {
-			d := h.stick(fmt.Errorf("saga: the state cannot be recorded: %w", err))
-			if _, err := h.commit(h.request(&d)); err == nil {
-				h.accept(&d)
+		if rejections++; !rejected {
+			first, rejections = time.Now(), 0
+		}
+		if !last && rejections > unwritable && time.Since(first) >= h.r.cfg.LeaseTTL && h.writable(err) {
+			// The store may have started to work again after it rejected req.
+			req.Seq, req.Nonce = h.rec.Seq, mathrand.Int64()
+			if rejected, err = h.commit(req); err == nil || h.isLost() {
+				return
+			}
+			if rejected {
+				h.giveUp(fmt.Errorf("saga: the state cannot be recorded: %w", err))
 				return
 			}
 		}
 		h.pause(since)
 	}
+}
+
+// writable reports whether the store accepts a commit of the state that is recorded already. why is the error of the
+// commit that the store rejects.
+func (h *hold) writable(why error) bool {
+	m, err := load(h.p, &h.rec)
+	if err != nil {
+		return false
+	}
+	m.note(store.Entry{Kind: EventResumed, Error: storable(why.Error())})
+	_, err = h.commit(h.request(&Decision{Snapshot: Snapshot{m}}))
+	return err == nil
 }
 
 // commit makes one try to commit req, and returns nil if the commit has happened. rejected reports whether the store

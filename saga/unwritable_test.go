@@ -70,7 +70,7 @@ func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
 		require.Empty(t, in.Owner)
 		require.Equal(t, saga.StepStarted, in.Steps[1].Status)
 		require.True(t, in.Steps[1].MaybeApplied)
-		require.Equal(t, []string{"created", "step_done flight", "stuck"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "step_done flight", "resumed", "stuck"}, events(t, r, "trip-1"))
 
 		t.Log("the saga can be retried and turned back")
 		store.words = ""
@@ -283,4 +283,41 @@ func TestFailedClaimBacksOff(t *testing.T) {
 		require.ErrorContains(t, *told.Load(), "claim (the next is in 5s)", "it has failed for so long")
 		stop()
 	})
+}
+
+// A sudden store hangs or rejects commits for 15 minutes. Its outage ends with one rejection, after which it works.
+type sudden struct {
+	store.Store
+	hangs bool
+	ends  time.Time
+	ended bool
+}
+
+func (s *sudden) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+	over := !time.Now().Before(s.ends)
+	switch {
+	case s.ended:
+		return s.Store.Commit(ctx, req)
+	case !over && s.hangs:
+		<-ctx.Done()
+		return store.Receipt{}, ctx.Err()
+	}
+	s.ended = over
+	return store.Receipt{}, errTooLong
+}
+
+// TestLastRejectionMakesNoSagaStuck: the store accepts the commit that follows its last rejection.
+func TestLastRejectionMakesNoSagaStuck(t *testing.T) {
+	for name, hangs := range map[string]bool{"hangs": true, "rejects": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sg := sequence(step("flight"), step("hotel"))
+				r, _ := begin(t, store.Store(&sudden{
+					Store: saga.NewMemory(), hangs: hangs, ends: time.Now().Add(15 * time.Minute),
+				}), saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				requireEnd(t, r, "trip-1", nil)
+			})
+		})
+	}
 }
