@@ -250,8 +250,9 @@ func (p *pipe) setDeadline(t time.Time) {
 	if p.timer != nil {
 		p.timer.Stop()
 	}
-	if !t.IsZero() {
-		p.timer = time.AfterFunc(max(0, time.Until(t)), p.wake)
+	// In a bubble, a timer that is due already can crash the race detector of Go 1.26.
+	if d := time.Until(t); d > 0 {
+		p.timer = time.AfterFunc(d, p.wake)
 	}
 	p.changed.Broadcast()
 }
