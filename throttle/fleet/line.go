@@ -93,7 +93,7 @@ func (l *Limits) join(w *waiter, after time.Duration) {
 	q.calls = slices.Insert(q.calls, q.find(w), w)
 	for i, other := range q.calls {
 		if i == 0 || !other.end.IsZero() && q.empty.Add(other.refill).After(other.end) {
-			other.look()
+			other.notify()
 		}
 	}
 }
@@ -120,7 +120,7 @@ func (l *Limits) leave(w *waiter) {
 	if q.calls = slices.Delete(q.calls, i, i+1); len(q.calls) == 0 {
 		delete(l.lines, w.rate)
 	} else if i == 0 {
-		q.calls[0].look()
+		q.calls[0].notify()
 	}
 }
 
@@ -133,7 +133,7 @@ func (l *Limits) handOver(w *waiter) {
 		if now := time.Now().Add(-q.calls[0].refill); now.Before(q.empty) {
 			q.empty = now
 		}
-		q.calls[0].look()
+		q.calls[0].notify()
 	}
 	w.turn = false
 }
@@ -146,8 +146,8 @@ func (q *line) find(w *waiter) int {
 	return i
 }
 
-// look wakes w.
-func (w *waiter) look() {
+// notify wakes w.
+func (w *waiter) notify() {
 	select {
 	case w.wake <- struct{}{}:
 	default: // w will wake up anyway
