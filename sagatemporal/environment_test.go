@@ -112,8 +112,8 @@ func (e *environment) ExecuteWorkflow(
 			r.env.ExecuteWorkflow(workflowType, args...)
 			next, is := errors.AsType[*workflow.ContinueAsNewError](r.env.GetWorkflowError())
 			if !is {
+				close(x.ended) // first: until then, do would call the ended run again and again, and fill its queue
 				close(r.ended)
-				close(x.ended)
 				return
 			}
 			workflowType, args = next.WorkflowType.Name, nil
