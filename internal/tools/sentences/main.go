@@ -1,5 +1,7 @@
 // Command sentences draws random sentences from pages and doc comments, for a reader who has not seen them
-// before. The reader marks each sentence that needs a second reading. The project's goal is at most 2%.
+// before. It prints each sentence with what a reader of the page sees beside it: the heading, the row of the
+// table, the paragraph, or the declaration. The reader marks each sentence that needs a second reading. The
+// project's goal is at most 2%.
 //
 //	go run ./internal/tools/sentences -draw 1                # the first of the five draws of the project
 //	go run ./internal/tools/sentences -seed 7 README.md ./breaker ./saga/...
@@ -68,25 +70,36 @@ func main() {
 	}
 }
 
+// A sentence is one sentence of a page or a doc comment.
+type sentence struct {
+	place, text string
+	around      string // what a reader sees beside it
+}
+
+func compare(a, b sentence) int {
+	return strings.Compare(a.place+": "+a.text, b.place+": "+b.text)
+}
+
 // take draws n sentences and removes them from all.
-func take(all *[]string, seed uint64, n int) []string {
+func take(all *[]sentence, seed uint64, n int) []sentence {
 	rest := slices.Clone(*all)
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
 	n = min(n, len(rest))
-	*all = slices.Sorted(slices.Values(rest[n:]))
+	*all = slices.SortedFunc(slices.Values(rest[n:]), compare)
 	return rest[:n]
 }
 
 // list prints sentences with their numbers.
-func list(drawn []string) {
+func list(drawn []sentence) {
 	for i, s := range drawn {
-		fmt.Printf("%d. %s\n", i+1, s)
+		fmt.Printf("%d. %s\n   %s\n", i+1, s.place, strings.ReplaceAll(s.around, "\n", "\n   "))
+		fmt.Printf("   >>> %s\n\n", s.text)
 	}
 }
 
 // collect returns the sentences of files and directories, sorted. A path that ends in /... includes
 // subdirectories. The path ./... includes doc comments only, not pages.
-func collect(paths []string) (all []string, err error) {
+func collect(paths []string) (all []sentence, err error) {
 	for _, path := range paths {
 		root, deep := strings.CutSuffix(path, "/...")
 		root = filepath.Clean(root)
@@ -108,7 +121,7 @@ func collect(paths []string) (all []string, err error) {
 			return nil, err
 		}
 	}
-	slices.Sort(all)
+	slices.SortFunc(all, compare)
 	return all, nil
 }
 
@@ -119,7 +132,7 @@ func isSkipped(name string) bool {
 
 // sentencesOf returns the sentences of a file, each with its place. From a Go file, it returns the sentences
 // of the doc comments. It reads a Markdown page only if pages is set.
-func sentencesOf(file string, pages bool) ([]string, error) {
+func sentencesOf(file string, pages bool) ([]sentence, error) {
 	switch {
 	case strings.HasSuffix(file, ".go") && !strings.HasSuffix(file, "_test.go"):
 		return sentencesOfGo(file)
@@ -131,13 +144,18 @@ func sentencesOf(file string, pages bool) ([]string, error) {
 }
 
 // sentencesOfGo returns the sentences of the comments that go doc shows.
-func sentencesOfGo(file string) (all []string, err error) {
+func sentencesOfGo(file string) (all []sentence, err error) {
+	source, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
 	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, file, nil, parser.ParseComments)
+	f, err := parser.ParseFile(fset, file, source, parser.ParseComments)
 	if err != nil || ast.IsGenerated(f) {
 		return nil, err
 	}
-	add := func(names []*ast.Ident, groups ...*ast.CommentGroup) {
+	add := func(declared token.Pos, names []*ast.Ident, groups ...*ast.CommentGroup) {
+		line, _, _ := strings.Cut(string(source[fset.Position(declared).Offset:]), "\n")
 		for _, group := range groups {
 			if group == nil {
 				continue
@@ -146,29 +164,32 @@ func sentencesOfGo(file string) (all []string, err error) {
 			if len(names) > 0 && !strings.HasPrefix(group.Text(), names[0].Name+" ") {
 				place += ": " + names[0].Name // the field to which a comment without a subject belongs
 			}
-			for _, paragraph := range strings.Split(group.Text(), "\n\n") {
+			before := "" // the paragraph before
+			for _, paragraph := range strings.Split(strings.TrimSpace(group.Text()), "\n\n") {
 				if !strings.HasPrefix(paragraph, "\t") && !strings.HasPrefix(paragraph, "#") {
-					all = append(all, split(place, reference.ReplaceAllString(paragraph, "$1"))...)
+					around := before + paragraph + "\n" + line
+					all = append(all, split(place, around, reference.ReplaceAllString(paragraph, "$1"))...)
 				}
+				before = paragraph + "\n\n"
 			}
 		}
 	}
-	add(nil, f.Doc)
+	add(f.Package, nil, f.Doc)
 	ast.FileExports(f)
 	for _, d := range f.Decls {
 		ast.Inspect(d, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
-				add(nil, n.Doc)
+				add(n.Type.Func, nil, n.Doc)
 				return false
 			case *ast.GenDecl:
-				add(nil, n.Doc)
+				add(n.TokPos, nil, n.Doc)
 			case *ast.TypeSpec:
-				add(nil, n.Doc, n.Comment)
+				add(n.Pos(), nil, n.Doc, n.Comment)
 			case *ast.ValueSpec:
-				add(n.Names, n.Doc, n.Comment)
+				add(n.Pos(), n.Names, n.Doc, n.Comment)
 			case *ast.Field:
-				add(n.Names, n.Doc, n.Comment)
+				add(n.Pos(), n.Names, n.Doc, n.Comment)
 			}
 			return true
 		})
@@ -188,26 +209,41 @@ var (
 
 // sentencesOfPage returns the sentences of a page in Markdown, without code, headings and generated tables. Each item
 // of a list and each cell of a table is a paragraph.
-func sentencesOfPage(file, text string) (all []string) {
+func sentencesOfPage(file, text string) (all []sentence) {
 	for _, part := range []*regexp.Regexp{marker, fence} { // replace by newlines to preserve line numbers
 		text = part.ReplaceAllStringFunc(text, func(s string) string {
 			return strings.Repeat("\n", strings.Count(s, "\n"))
 		})
 	}
+	var heading, before, header string // above the paragraph or the row
 	var paragraph []string
+	inItem := false
 	start := 0
 	flush := func() {
 		prose := tests.ReplaceAllString(plain(strings.Join(paragraph, " ")), "")
-		all = append(all, split(fmt.Sprintf("%s:%d", file, start), prose)...)
-		paragraph = nil
+		around := strings.TrimLeft(heading+"\n"+before+"\n"+prose, "\n")
+		all = append(all, split(fmt.Sprintf("%s:%d", file, start), around, prose)...)
+		if len(paragraph) > 0 && !inItem { // what precedes a list introduces each of its items
+			before = prose
+		}
+		paragraph, inItem = nil, false
 	}
 	for i, line := range strings.Split(text, "\n") {
+		if !strings.HasPrefix(line, "|") {
+			header = ""
+		}
 		switch {
 		case strings.TrimSpace(line) == "", other.MatchString(line):
 			flush()
+			if strings.HasPrefix(line, "#") {
+				heading, before = line, ""
+			}
 			continue
 		case strings.HasPrefix(line, "|"):
 			flush()
+			if header == "" {
+				header = line
+			}
 			cells := strings.Split(plain(strings.Trim(line, "| ")), " | ")
 			for n, cell := range cells {
 				place := fmt.Sprintf("%s:%d", file, i+1)
@@ -215,13 +251,15 @@ func sentencesOfPage(file, text string) (all []string) {
 					place += ": " + cells[0] // the subject of the row
 				}
 				if len(strings.Fields(cell)) >= 6 { // a shorter cell cannot be understood without the whole row
-					all = append(all, split(place, cell)...)
+					around := strings.TrimLeft(heading+"\n"+before+"\n"+header+"\n"+line, "\n")
+					all = append(all, split(place, around, cell)...)
 				}
 			}
 			continue
 		case item.MatchString(line):
 			flush()
 			line = item.ReplaceAllString(line, "")
+			inItem = true
 		}
 		if len(paragraph) == 0 {
 			start = i + 1
@@ -237,8 +275,8 @@ func plain(text string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(link.ReplaceAllString(text, "$1"), "**", ""), `\*`, "")
 }
 
-// split returns the sentences of a text that have at least four words, each with its place.
-func split(place, text string) (all []string) {
+// split returns the sentences of a text that have at least four words, each with its place and what is around it.
+func split(place, around, text string) (all []sentence) {
 	words := strings.Fields(text)
 	for len(words) > 0 {
 		end := 1 + slices.IndexFunc(words, func(w string) bool {
@@ -248,7 +286,7 @@ func split(place, text string) (all []string) {
 			end = len(words)
 		}
 		if end >= 4 {
-			all = append(all, place+": "+strings.Join(words[:end], " "))
+			all = append(all, sentence{place, strings.Join(words[:end], " "), around})
 		}
 		words = words[end:]
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,15 +13,21 @@ func TestSentencesOfPage(t *testing.T) {
 	page := "# A title of a page\n\nThe first sentence\nhas two lines. Too short.\n\n" +
 		"```go\nthis is not a sentence\n```\n\n" +
 		"- A **promise** with [its](page.md) tests: `TestA`, `TestB`\n- Another item of the list.\n\n" +
-		"| a heading of four words | b |\n|---|---|\n| x | this cell of a table is long enough |\n\n" +
+		"## Cells\n\n| a heading of four words | b |\n|---|---|\n| x | this cell of a table is long enough |\n\n" +
 		"<!-- table -->\n| a generated table is skipped | y |\n<!-- end of table -->\nThe line after the table.\n"
+	found := sentencesOfPage("p.md", page)
 	require.Equal(t, []string{
 		"p.md:3: The first sentence has two lines.",
 		"p.md:10: A promise with its tests",
 		"p.md:11: Another item of the list.",
-		"p.md:15: x: this cell of a table is long enough",
-		"p.md:20: The line after the table.",
-	}, sentencesOfPage("p.md", page))
+		"p.md:17: x: this cell of a table is long enough",
+		"p.md:22: The line after the table.",
+	}, texts(found))
+	require.Equal(t, "# A title of a page\n\nThe first sentence has two lines. Too short.", found[0].around)
+	require.Equal(t, "# A title of a page\nThe first sentence has two lines. Too short.\nAnother item of the list.",
+		found[2].around)
+	require.Equal(t, "## Cells\n\n| a heading of four words | b |\n| x | this cell of a table is long enough |",
+		found[3].around)
 }
 
 func TestSentencesOfGo(t *testing.T) {
@@ -54,15 +61,27 @@ type T struct {
 		file + ":4: F is a function that is exported.",
 		file + ":4: See F for more about it.",
 		file + ":19: A: the number of the field A",
-	}, found)
+	}, texts(found))
+	require.Equal(t, "Package x is an example.\npackage x", found[0].around)
+	require.Equal(t, "# A heading of the comment\n\nSee [F] for more about it.\nfunc F() {", found[2].around)
+	require.Equal(t, "the number of the field A\nA int // the number of the field A", found[3].around)
+}
+
+// texts returns the places and the texts of sentences.
+func texts(all []sentence) (texts []string) {
+	for _, s := range all {
+		texts = append(texts, s.place+": "+s.text)
+	}
+	return texts
 }
 
 func TestTakeRemovesSentences(t *testing.T) {
-	all := []string{"a", "b", "c", "d", "e"}
+	all := []sentence{{text: "a"}, {text: "b"}, {text: "c"}, {text: "d"}, {text: "e"}}
+	want := slices.Clone(all)
 	first := take(&all, 1, 3)
 	second := take(&all, 1, 3)
 	require.Len(t, first, 3)
 	require.Len(t, second, 2)
-	require.ElementsMatch(t, []string{"a", "b", "c", "d", "e"}, append(first, second...))
+	require.ElementsMatch(t, want, append(first, second...))
 	require.Empty(t, all)
 }
