@@ -11,7 +11,8 @@ type Counts struct {
 	Failed    int64
 	// ConsecutiveFailures is the number of failures since the last success, even if some of the failures have left the
 	// window. Failed calls and broken streams are counted separately, and ConsecutiveFailures is the larger of the two
-	// numbers. A burst counts as one failure.
+	// numbers. Failures of calls in flight together may form a burst, which counts as one failure; see the package
+	// documentation.
 	ConsecutiveFailures int64
 }
 

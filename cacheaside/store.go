@@ -28,8 +28,8 @@ import (
 type Store interface {
 	// Shard returns the number of the shard that has key. A shard is a part of the Store that can fail while other parts
 	// work. Shard always returns the same number for the same key. After a call to a shard has failed, a Cache does not
-	// call that shard for the duration Config.ErrorPause. After a call has hung, the Cache tries the other shards one at
-	// a time.
+	// call that shard for the duration Config.ErrorPause. After a call to a shard has hung, the other shards may hang,
+	// too. Until they answer again, the Cache calls only one of them at a time.
 	Shard(key string) uint8
 
 	// Acquire reads the value of each Request's key. The caller gets the lease of the key if the key has no fresh value

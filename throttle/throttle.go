@@ -82,7 +82,7 @@ type Config struct {
 	// from another source means "nothing", convert the 0 to None.
 	Rate float64
 
-	// Burst is the number of tokens that calls may spend together after a pause. New starts with a full burst. Zero
+	// Burst is the number of tokens that calls may spend together after a pause. A new Limiter has a full burst. Zero
 	// means the tokens of one second: Rate, rounded up. [None] admits nothing. If a 0 from another source means
 	// "nothing", convert the 0 to None. The time in which a burst refills, which is Burst / Rate, must be at most 36
 	// years. If Rate is zero or Unlimited, Burst must be 0.

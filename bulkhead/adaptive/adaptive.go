@@ -44,9 +44,9 @@
 // # Long calls
 //
 // Long calls, such as streams, may hold all slots. If no call has started or ended for ten times the usual latency (at
-// least 100ms), the limit grows for another call that needs slots. The limit grows by one slot at a time until the
-// other call fits. For a waiting call, the limit grows only up to a bound. The bound is a recent limit plus the number
-// of slots of responses that are still being read.
+// least 100ms), the limit grows for a new call that needs slots. The limit grows by one slot at a time, until the new
+// call fits or the limit reaches a bound. The bound is a recent limit plus the number of slots of responses that are
+// still being read.
 //
 // # Limits
 //
