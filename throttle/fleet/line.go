@@ -16,7 +16,8 @@ import (
 // cost are in the order of their arrival.
 type line struct {
 	calls []*waiter
-	empty time.Time // when the rate has 0 tokens; a call is due when the rate has added the call's tokens since then
+	empty time.Time // when the rate has 0 tokens, according to the last answer of Redis
+	next  time.Time // like empty, but the calls that have had their turn since the last answer count as admitted
 }
 
 // A rateID identifies a line. While a limit is being changed, calls with the old and the new limit do not share a line.
@@ -27,7 +28,8 @@ type rateID struct {
 }
 
 // A waiter is a call that may wait for rates. After a refusal, it is in the line of the rate that refuses it for the
-// longest time. When it is the first of its line and due, it has its turn: it leaves the line and asks Redis.
+// longest time. A call is due when the rate has added the call's tokens since next. When it is the first of its line
+// and due, it has its turn: it leaves the line and asks Redis.
 type waiter struct {
 	r      *Reservation
 	start  time.Time
@@ -62,15 +64,12 @@ func (l *Limits) lineUp(
 	defer l.leave(w)
 	var err error
 	for wait := time.Duration(0); reason == "" && err == nil; {
-		first, after := l.check(w)
+		after, poll := l.check(w)
 		if w.turn {
 			break
 		}
 		e.After, e.Waited = max(after, time.Microsecond), time.Since(w.start) // 0 would mean that the time is unknown
-		if !first {
-			after = math.MaxInt64 // w wakes when it is the first, or when MaxWait ends
-		}
-		if wait, reason = w.r.cfg.waitFor(ctx, e, after); reason == "" {
+		if wait, reason = w.r.cfg.waitFor(ctx, e, poll); reason == "" {
 			err = pause(ctx, l.closed, wait, w.wake)
 		}
 	}
@@ -90,6 +89,7 @@ func (l *Limits) join(w *waiter, after time.Duration) {
 	l.arrived++
 	w.number = cmp.Or(w.number, l.arrived)
 	w.turn, q.empty = false, time.Now().Add(after-w.refill)
+	q.next = q.empty
 	q.calls = slices.Insert(q.calls, q.find(w), w)
 	for i, other := range q.calls {
 		if i == 0 || !other.end.IsZero() && q.empty.Add(other.refill).After(other.end) {
@@ -99,16 +99,21 @@ func (l *Limits) join(w *waiter, after time.Duration) {
 }
 
 // check gives w its turn if w is the first of its line and due. The tokens of w then count as taken, so the next call
-// has its turn as soon as it is due, even if Redis has not answered w. Thus, a late answer delays only one call.
-func (l *Limits) check(w *waiter) (first bool, after time.Duration) {
+// has its turn as soon as it is due, even if Redis has not answered w. Thus, a late answer delays only one call. But
+// these tokens are not part of after, because they must not cause a refusal: Redis may have more tokens than expected,
+// for example after a settlement. w checks again after the time poll.
+func (l *Limits) check(w *waiter) (after, poll time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.lines[w.rate]
-	first, after = q.calls[0] == w, time.Until(q.empty.Add(w.refill))
-	if first && after <= 0 {
-		w.turn, q.empty = true, q.empty.Add(w.refill)
+	after, poll = time.Until(q.empty.Add(w.refill)), math.MaxInt64 // w wakes when it is the first, or when MaxWait ends
+	if q.calls[0] == w {
+		poll = time.Until(q.next.Add(w.refill))
 	}
-	return first, after
+	if poll <= 0 {
+		w.turn, q.next = true, q.next.Add(w.refill)
+	}
+	return after, poll
 }
 
 // leave removes w from its line.
@@ -130,8 +135,8 @@ func (l *Limits) handOver(w *waiter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if q := l.lines[w.rate]; q != nil && w.turn {
-		if now := time.Now().Add(-q.calls[0].refill); now.Before(q.empty) {
-			q.empty = now
+		if now := time.Now().Add(-q.calls[0].refill); now.Before(q.next) {
+			q.next = now
 		}
 		q.calls[0].notify()
 	}

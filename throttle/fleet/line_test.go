@@ -534,6 +534,23 @@ func TestLineTakesRefundedTokens(t *testing.T) {
 	})
 }
 
+// TestLineTakesRefundedTokensBeforeMaxWait has a call settle that has used nothing. The calls behind the first do not
+// know about the tokens until Redis has answered it. They must not be refused before that.
+func TestLineTakesRefundedTokensBeforeMaxWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &rateStore{}
+		c := newCrowd(t, s.limits(func(c *fleet.Config) { c.MaxWait = 15 * time.Second }))
+		rate := func(cost int) fleet.Meter { return fleet.Rate("a", 1, cost).Burst(100).Estimated() }
+		c.call(t.Context(), "all", rate(100))
+		for i := range 5 {
+			c.call(t.Context(), fmt.Sprint(i), rate(10))
+		}
+		c.ends[0].reserved.Settle(0)
+		s.set(func(s *rateStore) { s.latency = func() time.Duration { return time.Millisecond } })
+		require.Equal(t, []string{"all 0s", "0 10.002s", "1 10.004s", "2 10.006s", "3 10.008s", "4 10.01s"}, c.report())
+	})
+}
+
 // TestNewcomersAnswerHurriesTheLine has the answer to another call show that the first call is due earlier.
 func TestNewcomersAnswerHurriesTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
