@@ -198,8 +198,8 @@ type Config struct {
 	// after RetryEvery, at most ten times. Zero means 1 second.
 	RetryEvery time.Duration
 
-	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call waits. Empty
-	// means Refuse.
+	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call starts to
+	// wait. OnOutage decides about a call that already waits when the call would ask Redis again. Empty means Refuse.
 	OnOutage OutagePolicy
 
 	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local.
@@ -370,6 +370,7 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 		}
 		if err != nil {
 			t := l.failed(ctx, r.cfg, r.cooldown(), err)
+			w.turn = w.turn && !t.isOutage() // if only this answer was lost, the outage ends before the next call is due
 			l.handOver(w)
 			if t == nodeWrong {
 				return nil, fmt.Errorf("fleet: %s: Redis rejects the script: %w", r.cfg.Name, err)

@@ -302,7 +302,7 @@ func TestObserverDoesNotHoldTheLine(t *testing.T) {
 func TestSlowObserverDelaysOneCall(t *testing.T) {
 	const hour = time.Hour + time.Second
 	for name, want := range map[string]map[string]time.Duration{
-		"outage":   {"x": 0, "0": hour, "1": hour, "2": hour},
+		"outage":   {"x": 0, "0": hour, "1": hour + time.Second, "2": hour + time.Second},
 		"canceled": {"x": 0, "0": hour, "1": time.Second, "2": 2 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -335,9 +335,9 @@ func TestSlowObserverDelaysOneCall(t *testing.T) {
 
 func TestOutageEndsTheLine(t *testing.T) {
 	for policy, want := range map[fleet.OutagePolicy][]string{
-		fleet.Refuse: {" 0s", " 1s outage", " 1s outage", " 1s outage", " 1s outage"},
-		fleet.Admit:  {" 0s", " 1s", " 1s", " 1s", " 1s"},
-		fleet.Local:  {" 0s", " 1s", " 1s over_limit", " 1s over_limit", " 1s over_limit"},
+		fleet.Refuse: {" 0s", " 1s outage", " 2s outage", " 2s outage", " 2s outage"},
+		fleet.Admit:  {" 0s", " 1s", " 2s", " 2s", " 2s"},
+		fleet.Local:  {" 0s", " 1s", " 2s over_limit", " 2s over_limit", " 2s over_limit"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &rateStore{}
@@ -352,6 +352,31 @@ func TestOutageEndsTheLine(t *testing.T) {
 			slices.Sort(report)
 			require.Equal(t, want, report, policy)
 			require.Equal(t, asked+1, s.count(), "only the first call asks")
+		})
+	}
+}
+
+// TestLostAnswerDoesNotEndTheLine has the answer to the first call be lost. The outage ends with the first ping.
+func TestLostAnswerDoesNotEndTheLine(t *testing.T) {
+	for policy, end := range map[fleet.OutagePolicy]string{
+		fleet.Refuse: "0 1s outage", fleet.Admit: "0 1s", fleet.Local: "0 1s",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &rateStore{}
+			c := newCrowd(t, s.limits(func(c *fleet.Config) { c.OnOutage, c.Instances = policy, 2 }))
+			c.call(t.Context(), "x", fleet.Rate("a", 1, 1))
+			for i := range 4 {
+				c.call(t.Context(), fmt.Sprint(i), fleet.Rate("a", 1, 1))
+			}
+			s.set(func(s *rateStore) {
+				s.latency = func() time.Duration { return time.Microsecond }
+				s.before = func([]string) error {
+					s.set(func(s *rateStore) { s.before = nil })
+					return errDown
+				}
+			})
+			report := c.report()
+			require.Equal(t, []string{"x 0s", end, "1 2s", "2 3s", "3 4s"}, report, policy)
 		})
 	}
 }
