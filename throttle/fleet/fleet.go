@@ -180,7 +180,7 @@ type Config struct {
 	// If calls of one process wait for the same rate, only the first of them asks Redis again: the call with the lowest
 	// cost or, if costs are equal, the call that arrived first. Apart from this, calls that wait for rates are admitted
 	// in no particular order. A new call asks Redis before it waits, so it may overtake waiting calls. Calls that also
-	// use slots ask Redis independently of each other.
+	// use slots ask Redis independently of each other, and so do calls that started before and after an Update.
 	//
 	// Meters is not called again for a waiting call, so the call keeps its meters even if the limits change.
 	MaxWait time.Duration

@@ -22,7 +22,8 @@ type line struct {
 
 // A rateID identifies a line. While a limit is being changed, calls with the old and the new limit do not share a line.
 type rateID struct {
-	key       string // the key of the rate's state in Redis
+	cfg       *Config // changed by Update: another Eval may use another Redis
+	key       string  // the key of the rate's state in Redis
 	limit     int64
 	perSecond float64
 }
@@ -47,7 +48,7 @@ func (l *Limits) lineUp(
 	ctx context.Context, w *waiter, meter int, e *throttle.LimitedError, reason throttle.Reason,
 ) (throttle.Reason, error) {
 	m := &w.r.meters[meter]
-	if rate := (rateID{w.r.keys[meter], m.limit, m.perSecond}); rate != w.rate {
+	if rate := (rateID{w.r.cfg, w.r.keys[meter], m.limit, m.perSecond}); rate != w.rate {
 		l.handOver(w)
 		w.rate, w.refill = rate, time.Duration(1e9*min(float64(m.cost)/m.perSecond, longest.Seconds()))
 	}

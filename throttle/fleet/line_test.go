@@ -664,6 +664,24 @@ func TestUpdateKeepsTheLine(t *testing.T) {
 	})
 }
 
+// TestUpdateOfEval has a call wait for one server, and later calls for another.
+func TestUpdateOfEval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, other := &rateStore{}, &rateStore{}
+		c := newCrowd(t, s.limits())
+		hourly := fleet.Rate("a", 1.0/3600, 1).Burst(2)
+		c.call(t.Context(), "0", fleet.Rate("a", 1.0/3600, 2).Burst(2))
+		c.call(t.Context(), "1", hourly)
+		time.Sleep(50 * time.Minute)
+		_, err := other.eval(t.Context(), "", []string{"n:{a}:r:", ""}, "take", "", 0, "r", int64(2e6), 1.0/3600, int64(2e6))
+		require.NoError(t, err)
+		time.Sleep(9 * time.Minute)
+		require.NoError(t, c.l.Update(func(c *fleet.Config) { c.Eval = other.eval }))
+		c.call(t.Context(), "2", hourly)
+		require.Equal(t, []string{"0 0s", "1 1h0m0s", "2 1h50m0s"}, c.report())
+	})
+}
+
 // TestLinesUnderStress has calls of several processes, keys and costs, which are canceled at any time. Some requests
 // fail. Redis has given as many tokens as calls report.
 func TestLinesUnderStress(t *testing.T) {
