@@ -244,6 +244,7 @@ func TestNoCallWaitsDuringAnOutage(t *testing.T) {
 		health.Err = nil
 		require.Equal(t, policy.Health{Status: policy.Fail, State: "store_down"}, health)
 		require.True(t, l.Stats().Down)
+		require.EqualValues(t, 1, l.Stats().Failed, "the other calls did not ask")
 		time.Sleep(10 * time.Second)
 		require.Error(t, l.Do(t.Context(), ok), "which has it tried")
 		time.Sleep(time.Second)

@@ -17,7 +17,7 @@ type Stats struct {
 	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
 	AdmittedLocal int64                     `counter:"calls.local"`                     // calls that OnOutage admitted
 	RoundTrips    int64                     `counter:"redis.calls"`                     // round trips to Redis
-	Failed        int64                     `counter:"redis.failures"`                  // calls that Redis did not decide
+	Failed        int64                     `counter:"redis.failures"`                  // calls whose round trip failed
 	Forgiven      int64                     `counter:"tokens{outcome=forgiven}"`        // debt beyond a burst or a quota
 	Unsettled     int                       `gauge:"settlements.pending"`               // settlements not yet in Redis
 	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements that came too late
