@@ -178,7 +178,10 @@ func reloadAfter(ctx context.Context, client any, err error) {
 }
 
 // EvalEach returns a function for the field Config.EvalEach of package fleet. The function runs several scripts in one
-// pipeline or, on a cluster, in one pipeline for each node. Set the options of client as described for [Eval].
+// pipeline or, on a cluster, in one pipeline for each node. Set ContextTimeoutEnabled in the options of client, and set
+// the other options as described for [Eval]. Without ContextTimeoutEnabled, the function ignores the deadline of ctx,
+// and waits for a node that hangs until the ReadTimeout of client has passed. Settlements and renewals on all nodes are
+// then delayed, so running calls may lose their slots.
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))

@@ -416,6 +416,13 @@ func TestEvalReturnsWhenContextIsDone(t *testing.T) {
 					_, err := resilienceredis.Eval(client)(ctx, "return 7", []string{"key"})
 					require.Error(t, err)
 					require.Equal(t, 250*time.Millisecond, time.Since(start))
+					if respects { // otherwise EvalEach returns after ReadTimeout
+						ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+						defer cancel()
+						calls := []fleet.Call{{Script: "return 7", Keys: []string{"key"}}}
+						require.Error(t, resilienceredis.EvalEach(client)(ctx, calls)[0].Err)
+						require.Equal(t, 500*time.Millisecond, time.Since(start))
+					}
 					time.Sleep(time.Minute)
 					require.NoError(t, client.Close())
 				})

@@ -159,7 +159,8 @@ type Config struct {
 
 	// EvalEach runs several scripts in one pipeline. EvalEach is used for settlements and for the renewal of slots. Nil
 	// means that Eval is called for each script, with at most eight calls in parallel. Without EvalEach, a node that
-	// hangs delays the settlements and renewals on all nodes. For go-redis, use resilienceredis.EvalEach(client).
+	// hangs delays the settlements and renewals on all nodes. EvalEach must return when its ctx is done. For go-redis,
+	// use resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
 	// Node returns the name of the Redis node that holds a key. With Node, an outage of one node does not affect calls
