@@ -69,14 +69,14 @@ type ClientConfig struct {
 	// breaker opens after 25 consecutive failures. The default breaker also opens if there were at least 20
 	// requests in the last 7 seconds and at least half of them failed. The default breaker stays open for 0.9 to
 	// 1 second, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about one
-	// request per second to a host that is down. The breaker's ProbeTimeout is ResponseHeaderTimeout,
-	// AttemptTimeout or 30 seconds, whichever is shortest.
+	// request per second to a host that is down. The breaker's ProbeTimeout is Timeout, AttemptTimeout,
+	// ResponseHeaderTimeout or 30 seconds, whichever is shortest.
 	//
-	// A request may fail because the caller's deadline has expired. The default breaker then counts a failure only
-	// if the host had a minimum time for the request. The minimum time is 0.9 seconds, or 90% of
-	// ResponseHeaderTimeout or AttemptTimeout if that is shorter. If your callers' deadlines give a host less than
-	// 0.9 seconds, set ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a host
-	// that hangs does not open the breaker.
+	// A request may fail because Timeout or the caller's deadline has expired. The default breaker then counts a
+	// failure only if the host had a minimum time for the request. The minimum time is 0.9 seconds, or 90% of
+	// ProbeTimeout if that is shorter. If your callers' deadlines give a host less than 0.9 seconds, set
+	// ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a host that hangs does
+	// not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
@@ -342,10 +342,10 @@ func (c ClientConfig) patience() time.Duration {
 }
 
 // answersWithin returns the maximum time that an attempt waits for the server's answer, but at most 30
-// seconds.
+// seconds. Timeout may be the only limit, because the other limits may be longer or unlimited.
 func (c ClientConfig) answersWithin() time.Duration {
 	least := 30 * time.Second
-	for _, limit := range []time.Duration{c.AttemptTimeout, c.ResponseHeaderTimeout} {
+	for _, limit := range []time.Duration{c.Timeout, c.AttemptTimeout, c.ResponseHeaderTimeout} {
 		if limit > 0 {
 			least = min(least, limit)
 		}

@@ -688,6 +688,29 @@ func TestImpatientCallersOpenBreakerOfHangingHost(t *testing.T) {
 	})
 }
 
+// Timeout alone may limit the requests, and may be shorter than the breaker's usual Patience.
+func TestShortTimeoutOpensBreakerOfHangingHost(t *testing.T) {
+	for name, cfg := range map[string]resiliencehttp.ClientConfig{
+		"no header timeout":     {ResponseHeaderTimeout: resilience.Unlimited},
+		"longer header timeout": {ResponseHeaderTimeout: 2 * time.Second},
+		"longer attempts":       {AttemptTimeout: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				cfg.Timeout = 500 * time.Millisecond
+				c := newClient(w, cfg)
+				w.suffer("a", faults.Plan{Kind: faults.Hang})
+				for range 30 {
+					_, err := c.get(t.Context(), "a")
+					require.Error(t, err)
+				}
+				require.Equal(t, breaker.Open, c.state("a"))
+			})
+		})
+	}
+}
+
 func TestUnclosedBodiesHoldSlotsForALimitedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
