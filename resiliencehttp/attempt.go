@@ -409,7 +409,9 @@ func (a *attempt) send() error {
 		if c.Err() == context.Canceled {
 			return c.makeFinal(err)
 		}
-		return c.failInvalid(err) // even after a deadline, because the request never reached the server
+		failure := c.failInvalid(err) // even after a deadline, because the request never reached the server
+		c.fault.late = a.Err() != nil
+		return failure
 	}
 	a.watchUpload(req)
 	resp, err := c.t.base().RoundTrip(req)

@@ -77,8 +77,8 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		trace := route{pooled: true}
 		out := req.Clone(trace.watch(req.Context()))
 		if err := body.prepare(out); err != nil {
-			if req.Context().Err() != context.Canceled {
-				// A requestError is an answer. After a cancellation, an answer would close an outer breaker.
+			if req.Context().Err() == nil {
+				// A requestError is an answer. After ctx is done, an answer would close an outer breaker.
 				err = &requestError{err: err}
 			}
 			return nil, withTimeout(errors.Join(append(errs, err)...))

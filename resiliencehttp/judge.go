@@ -185,13 +185,14 @@ func retryAfter(value string, now time.Time) time.Duration {
 // host that is down. After that, the error is an answer, because a saga would repeat a refused call forever.
 type requestError struct {
 	err      error
+	late     bool        // the time for the request was over, so the error may not be the request's fault
 	deciding atomic.Bool // the policies have not returned yet
 }
 
 func (e *requestError) Error() string   { return e.err.Error() }
 func (e *requestError) Unwrap() error   { return e.err }
 func (e *requestError) Refused() bool   { return e.deciding.Load() || behavior.IsRefused(e.err) }
-func (e *requestError) Answered() bool  { return true }
+func (e *requestError) Answered() bool  { return !e.late }
 func (e *requestError) Retryable() bool { return false }
 
 // A waitError is the error of an attempt that was never sent, because this process had no free connection,

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -375,8 +376,29 @@ func TestWaitForTheLastBodyEndsWithTheCtx(t *testing.T) {
 		req.Body, _ = file.rewind()
 		req.GetBody = file.rewind
 		_, err := transport.RoundTrip(req)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
 		close(file.slow)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, resilience.Answered(err))
+	})
+}
+
+func TestFailoverThatWaitsForTheLastBodyHasNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := &sharedFile{t: t, slow: make(chan struct{})}
+		first := roundTripper(func(r *http.Request) (*http.Response, error) {
+			go func() { _, _ = io.ReadAll(r.Body) }()
+			synctest.Wait()
+			return nil, syscall.ECONNRESET
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
+		req.Body, _ = file.rewind()
+		req.GetBody = file.rewind
+		_, err := resiliencehttp.Failover(first, first).RoundTrip(req)
+		close(file.slow)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, resilience.Answered(err))
 	})
 }
 

@@ -150,7 +150,8 @@ type Transport struct {
 	// Prepare, if not nil, is called before each attempt. Each attempt sends a copy of the request, and Prepare
 	// receives this copy. Prepare may change the copy, for example to sign it. If Prepare replaces the Body, it
 	// must close the old Body. If Prepare returns an error, the request counts as invalid and is not retried. If
-	// Prepare changes the server that the request is sent to, see [HostOf].
+	// the copy's ctx is done by then, the error is not an answer for the caller. If Prepare changes the server
+	// that the request is sent to, see [HostOf].
 	Prepare func(*http.Request) error
 
 	// Hedge, if not nil, sends a second copy of a request if the response takes too long. Hedge applies only to

@@ -189,6 +189,24 @@ func TestRequestThatCannotBePreparedIsNoResult(t *testing.T) {
 			}
 		})
 	}
+	// Prepare, which may call another server, may also fail because the time is over. That is no answer of the host.
+	for name, limit := range map[string]resilience.Middleware{"caller": nil, "policy": resilience.Timeout(time.Second)} {
+		t.Run(name+" is late", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen watch
+				transport := &resiliencehttp.Transport{
+					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap, limit),
+					Prepare:    func(r *http.Request) error { <-r.Context().Done(); return r.Context().Err() },
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				_, err := transport.RoundTrip(request(t, "GET", "http://a/").WithContext(ctx))
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, behavior.End{Kind: behavior.Failed}, behavior.Read(err))
+				require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds)
+			})
+		})
+	}
 	// What a policy refuses in Prepare, such as a call for a token, is refused for the caller.
 	transport := &resiliencehttp.Transport{Prepare: func(*http.Request) error { return refusal{} }}
 	_, err := transport.RoundTrip(&http.Request{URL: &url.URL{Scheme: "http", Host: "a"}, Header: http.Header{}})
