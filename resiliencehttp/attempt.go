@@ -186,8 +186,12 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 func (a *attempt) moved(s stage) {
 	if s == dialing || s == written {
 		a.awaitHeader()
-	} else {
-		a.unlimit(ofSilence)
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.answers { // otherwise net/http called the hook late, and the limit already applies to the body
+		a.limits[ofSilence].at = time.Time{}
 	}
 }
 

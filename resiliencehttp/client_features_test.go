@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -522,3 +523,34 @@ func TestHeaderTimeoutOrIdleAloneIsEnough(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began))
 	})
 }
+
+// net/http calls hooks of httptrace on other goroutines, perhaps when the response is already being read.
+func TestLateHookDoesNotEndIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, Idle: time.Second,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				trace := httptrace.ContextClientTrace(r.Context())
+				trace.GetConn("example.com:80")
+				trace.GotConn(httptrace.GotConnInfo{})
+				resp := reply(r, 200, "")
+				resp.Body = io.NopCloser(readFunc(func([]byte) (int, error) {
+					trace.WroteHeaders()
+					select {
+					case <-r.Context().Done():
+						return 0, r.Context().Err()
+					case <-time.After(time.Hour):
+						return 0, io.EOF
+					}
+				}))
+				return resp, nil
+			})}
+		resp, err := transport.RoundTrip(request(t, "GET", "http://example.com"))
+		require.NoError(t, err)
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
