@@ -74,4 +74,8 @@
 //
 // References: gRFC A6, "gRPC Retry Design", specifies the trailer grpc-retry-pushback-ms, and which calls may
 // be retried. RetryInfo is the message google.rpc.RetryInfo in error_details.proto.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resiliencegrpc
