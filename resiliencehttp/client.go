@@ -157,7 +157,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 //
 //	b, ok := transport.Breakers.Get("api.example.com:443")
 //
-// A group is nil if its policy was set in the [ClientConfig].
+// A field is nil if its policy was set in the [ClientConfig]. Budgets is nil if Retry was set.
 type ClientTransport struct {
 	// Retries holds the retrier of each host.
 	Retries *resilience.Group[string, *retry.Retrier]

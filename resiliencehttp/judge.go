@@ -87,9 +87,10 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 //   - For any other status, DefaultJudge returns nil. Only the caller knows whether 404 or 409 is a failure,
 //     and a retry does not help against 501.
 //
-// The StatusError is Retryable if the request may be repeated. The request's [Transport] decides whether the
-// request may be repeated. If the request does not belong to a Transport, its method and its idempotency key
-// decide.
+// The StatusError is Retryable if the request may be repeated. If the Judge of a [Transport] calls DefaultJudge,
+// the Transport decides whether the request may be repeated, and its function RetryAfter is used. Otherwise, the
+// request's method and its idempotency key decide, and only the header field Retry-After is used. This also applies
+// to a response that an http.Client has returned.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false

@@ -646,6 +646,15 @@ func TestDefaultJudgeKnowsRepeatableRequests(t *testing.T) {
 		require.Equal(t, may, behavior.Read(resiliencehttp.DefaultJudge(resp, nil)).Retryable)
 	}
 	require.False(t, behavior.Read(resiliencehttp.DefaultJudge(response(503, nil), nil)).Retryable)
+	transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+		Base:       roundTripper(func(*http.Request) (*http.Response, error) { return response(503, nil), nil }),
+		Replayable: func(*http.Request) bool { return false },
+		RetryAfter: func(*http.Response) time.Duration { return time.Hour },
+	}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.Equal(t, behavior.End{Kind: behavior.Failed, Retryable: true, Throttled: true},
+		behavior.Read(resiliencehttp.DefaultJudge(resp, nil)), "the caller's view")
 }
 
 func TestResponseNamesTheCallersRequest(t *testing.T) {
