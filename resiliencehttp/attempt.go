@@ -562,11 +562,13 @@ func (c *call) makeFinal(err error) error {
 	return c.final
 }
 
-// failInvalid is like makeFinal, but marks err as the error of an invalid request.
+// failInvalid is like makeFinal, but marks err as the error of an invalid request. The mark is a refusal that is not
+// retryable. If it were a retry.Permanent, a retrier would return it alone, and lose the failures of earlier attempts.
 func (c *call) failInvalid(err error) error {
 	c.fault = &requestError{err: err}
 	c.fault.deciding.Store(true)
-	return c.makeFinal(c.fault)
+	c.final = c.fault
+	return c.final
 }
 
 func (c *call) judge(resp *http.Response, b *body) error {
@@ -602,7 +604,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 		err = c.last.failure
 	}
 	c.close()
-	if err == c.final { // both may be nil
+	if err == c.final && c.fault == nil { // err and c.final may be nil
 		err = errors.Unwrap(err)
 	}
 	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))

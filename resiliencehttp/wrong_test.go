@@ -213,3 +213,24 @@ func TestRequestThatCannotBePreparedIsNoResult(t *testing.T) {
 	require.True(t, resilience.Refused(err))
 	require.False(t, resilience.Retryable(err))
 }
+
+// A policy in Prepare may refuse a later attempt, when the request was already sent.
+func TestPrepareRefusedAfterARequestWasSent(t *testing.T) {
+	down := errors.New("down")
+	sent := 0
+	transport := &resiliencehttp.Transport{
+		Middleware: retries(3).Wrap,
+		Base:       roundTripper(func(*http.Request) (*http.Response, error) { sent++; return nil, down }),
+		Prepare: func(*http.Request) error {
+			if sent > 0 {
+				return refusal{}
+			}
+			return nil
+		},
+	}
+	_, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.ErrorIs(t, err, down)
+	require.ErrorIs(t, err, refusal{})
+	require.False(t, resilience.Refused(err), "%v", err)
+	require.Equal(t, 1, sent)
+}
