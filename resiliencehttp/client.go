@@ -73,10 +73,10 @@ type ClientConfig struct {
 	// ResponseHeaderTimeout or 30 seconds, whichever is shortest.
 	//
 	// A request may fail because Timeout or the caller's deadline has expired. The default breaker then counts a
-	// failure only if the host had a minimum time for the request. The minimum time is 0.9 seconds, or 90% of
-	// ProbeTimeout if that is shorter. If your callers' deadlines give a host less than 0.9 seconds, set
-	// ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a host that hangs does
-	// not open the breaker.
+	// failure only if the request had a minimum time, which includes waits for Throttle and for a slot. The minimum
+	// time is 0.9 seconds, or 90% of ProbeTimeout if that is shorter. If your callers' deadlines give a request less
+	// than 0.9 seconds, set ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a
+	// host that hangs does not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
