@@ -58,7 +58,8 @@ import (
 // A request may fail because the request itself is invalid: for example, it has an invalid header, or its
 // body cannot be read. An invalid request is neither a success nor a failure of the host, so the policies see
 // a refusal. An invalid request is not retried. For the caller, and for policies around the http.Client, the
-// error of an invalid request is an answer: see [resilience.Answered].
+// error of an invalid request is an answer: see [resilience.Answered]. There is one exception: if Prepare or
+// GetBody fails only in a later attempt, a retrier returns the failure of the earlier attempts.
 //
 // The body of a successful response may still fail: the connection breaks before the body's end, or the
 // caller waits for data until Idle or a timeout expires. If the body fails, a breaker replaces the attempt's
