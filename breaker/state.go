@@ -245,11 +245,11 @@ func (b *Breaker) State() (s State) {
 	return s
 }
 
-// Trip opens the breaker for exactly d. If d is not positive, the open time is the same as after a failure without a
-// RetryAfter. Trip has no effect while the breaker is forced open or disabled. Errors and events report the given
-// reason as the last error.
+// Trip opens the breaker for exactly d, even if the breaker is already open for a longer time. If d is not positive,
+// the open time is the same as after a failure without a RetryAfter. Trip has no effect while the breaker is forced
+// open or disabled. Errors and events report the given reason as the last error.
 //
-// docs/cookbook.md has a middleware that calls Trip after each error that has a RetryAfter.
+// docs/cookbook.md has a middleware that calls Trip after an error that has a RetryAfter.
 func (b *Breaker) Trip(reason error, d time.Duration) {
 	b.operate(false, func(now time.Duration) {
 		if b.state != Open {

@@ -95,11 +95,12 @@ func transport(name, address string) http.RoundTripper {
 
 // cooldown is middleware for responses with a Retry-After, such as 429. It opens the provider's breaker for the time in
 // Retry-After, because this time applies to all requests to the provider, not only to the request with this response.
+// Trip may also shorten the open time. So cooldown does not call Trip if an earlier response asked for a longer time.
 func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 	return func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
 			err := next(ctx)
-			if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
+			if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) && after > circuit.Stats().OpenLeft {
 				circuit.Trip(err, after)
 			}
 			return err

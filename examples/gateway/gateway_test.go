@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
 )
 
 // TestGatewayChargesTokensThatArrived checks only results that do not depend on the machine's speed.
@@ -36,4 +40,26 @@ func TestGatewayChargesTokensThatArrived(t *testing.T) {
 	var out strings.Builder
 	report(&out, phases, bills)
 	require.Contains(t, out.String(), "Each tenant pays exactly for the tokens that arrived.")
+}
+
+// A busy error is a response with a Retry-After.
+type busyError time.Duration
+
+func (busyError) Error() string               { return "busy" }
+func (e busyError) RetryAfter() time.Duration { return time.Duration(e) }
+
+func TestCooldownIsNotShortened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuit := breaker.New(breaker.Config{})
+		call := func(takes, after time.Duration) {
+			_ = cooldown(circuit)(circuit.Wrap(func(context.Context) error {
+				time.Sleep(takes)
+				return busyError(after)
+			}))(t.Context())
+		}
+		go call(2*time.Second, time.Second)
+		call(time.Second, time.Minute)
+		time.Sleep(30 * time.Second)
+		require.Equal(t, breaker.Open, circuit.State())
+	})
 }
