@@ -175,7 +175,7 @@ type Bulkhead struct {
 	limit            int  // the limit of slots
 	taken            int  // slots taken by running calls and by responses that are still being read
 	reading          int  // slots taken by responses that are still being read
-	waiters          int  // number of calls that have arrived and are not yet admitted or refused
+	needed           int  // slots that the calls need that have arrived and are not yet admitted or refused
 	recheckScheduled bool // a timer will call makeRoom again
 }
 
@@ -251,15 +251,17 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 		c.cost = max(cost(ctx), 0)
 	}
 	b.mu.Lock()
-	b.waiters++
-	if c.cost > 0 && b.taken+c.cost > b.limit {
+	b.needed += c.cost
+	// needed includes other calls that have arrived. Without them, two calls could arrive together for the last slot, and
+	// neither would call makeRoom. If no other call arrived, the call without the slot would wait forever.
+	if c.cost > 0 && b.taken+b.needed > b.limit {
 		b.makeRoom()
 	}
 	b.mu.Unlock()
 	defer func() { // deferred, because Priority may panic
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.waiters--
+		b.needed -= c.cost
 		if c.free != nil && c.cost > 0 {
 			b.taken += c.cost
 			c.call = b.control.begin(b.now(), b.taken)
@@ -317,7 +319,7 @@ func (b *Bulkhead) makeRoom() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.recheckScheduled = false
-			if b.waiters > 0 {
+			if b.needed > 0 {
 				b.makeRoom()
 			}
 		})

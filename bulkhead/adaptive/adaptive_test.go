@@ -41,10 +41,10 @@ func hold(t *testing.T, b *adaptive.Bulkhead) (release func()) {
 func requireIdle(t *testing.T, b *adaptive.Bulkhead) {
 	t.Helper()
 	require.False(t, b.Describe().InUse())
-	taken, reading, waiters := adaptive.Slots(b)
+	taken, reading, needed := adaptive.Slots(b)
 	require.Zero(t, taken)
 	require.Zero(t, reading)
-	require.Zero(t, waiters)
+	require.Zero(t, needed)
 }
 
 // A change of the limit.
@@ -295,6 +295,31 @@ func TestStreamsDoNotKeepLowLimit(t *testing.T) {
 		require.Less(t, b.Stats().InFlight, 2*limit+streams)
 		close(ended)
 		calls.Wait()
+	})
+}
+
+// Two calls arrive at the same time for the last slot. No other call arrives, starts or ends.
+func TestLimitGrowsForACallThatArrivesWithAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		both := make(chan struct{})
+		b := adaptive.New(adaptive.Config{Initial: 1, Bulkhead: bulkhead.Config{
+			MaxWait: bulkhead.Unlimited, Levels: 2, Priority: func(context.Context) int { <-both; return 0 },
+		}})
+		var admitted atomic.Int64
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		for range 2 {
+			go func() {
+				ctx, work := linger.Begin(ctx)
+				_ = b.Do(ctx, func(context.Context) error { admitted.Add(1); work.Continue(); return nil })
+				<-ctx.Done()
+				work.End(nil)
+			}()
+		}
+		synctest.Wait()
+		close(both)
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 2, admitted.Load())
 	})
 }
 

@@ -85,9 +85,9 @@ func (c *Controller) Told(now time.Duration) (string, bool) {
 }
 
 // Slots returns how many slots are taken, how many of them by responses that are still being read,
-// and how many calls ask for slots.
-func Slots(b *Bulkhead) (taken, reading, waiters int) {
+// and how many slots are needed by calls that ask for them.
+func Slots(b *Bulkhead) (taken, reading, needed int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.taken, b.reading, b.waiters
+	return b.taken, b.reading, b.needed
 }
