@@ -22,9 +22,10 @@ type Config struct {
 	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken
 	// streams are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream
 	// continues. A stream that ends without a failure ends a run of broken streams. A stream that has continued for a
-	// Window also ends a run of broken streams. A burst counts as one failure; see the package documentation. If
-	// FailuresInWindow or FailureRate is set, zero means that ConsecutiveFailures is not used. If neither is set, zero
-	// means 5.
+	// Window also ends a run of broken streams. A burst counts as one failure; see the package documentation. So if many
+	// calls are in flight, a dependency that fails most but not all calls may never reach ConsecutiveFailures. Set
+	// FailureRate to open the breaker for such a dependency. If FailuresInWindow or FailureRate is set, zero means that
+	// ConsecutiveFailures is not used. If neither is set, zero means 5.
 	ConsecutiveFailures int
 	// FailuresInWindow opens the breaker when the window has this number of failures. If the largest burst has at
 	// least half of the failures in the window, the burst counts as one failure. Zero means that FailuresInWindow is
