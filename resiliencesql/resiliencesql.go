@@ -65,7 +65,9 @@
 //
 // Write in transactions. Outside a transaction, database/sql repeats a statement by itself if the driver reports that
 // nothing was sent. If the connection is lost while the database executes a statement without arguments, pgx (v5.12)
-// reports that nothing was sent. The statement may then take effect twice.
+// reports that nothing was sent. The statement may then take effect twice. A statement outside a transaction may also
+// take effect twice if a Retrier with a timeout for each attempt runs it. After the timeout, the Retrier repeats the
+// statement, because the error is the error of a ctx.
 //
 // # Drivers
 //
