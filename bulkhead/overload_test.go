@@ -141,7 +141,7 @@ func TestNothingIsHopelessWithoutKnownTimes(t *testing.T) {
 	})
 }
 
-// A call that waits is refused by the typical time at the end of its wait, not at the beginning.
+// If calls become faster while a call waits, the call waits longer. If they become slower, its end does not change.
 func TestWaitFollowsTheTypicalTime(t *testing.T) {
 	for takes, left := range map[time.Duration]time.Duration{10 * ms: 10 * ms, 400 * ms: 100 * ms} {
 		t.Run(takes.String(), func(t *testing.T) {
