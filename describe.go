@@ -78,6 +78,9 @@ func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
 func (g *Group[K, P]) metrics() []policy.Metric {
 	var stats GroupStats
 	var evicted []policy.Metric
+	var total sums
+	overflow := descriptionOf(g.table.Overflow().Value.policy)
+	total.addAll(overflow) // before Locked: if it panicked after Locked, the members would stay pinned
 	// Locked pins the members, so none of them is evicted before its metrics are added. If a member was
 	// evicted in between, its counts would be missing from both sums, and a counter could decrease.
 	pinned := g.table.Locked(func() {
@@ -87,18 +90,17 @@ func (g *Group[K, P]) metrics() []policy.Metric {
 		}
 	})
 	stats.Members = len(pinned)
-	overflow := descriptionOf(g.table.Overflow().Value.policy)
-	var total sums
-	total.addAll(overflow)
 	for m := range g.table.Each(pinned) {
 		d := descriptionOf(m.Value.policy)
 		total.addAll(d)
 	}
 	slices.SortFunc(evicted, func(a, b policy.Metric) int { return cmp.Compare(a.Name, b.Name) })
-	for _, metric := range evicted {
+	// The members of a Group of throttle.Limiters have metrics with the names of the stats. Without add, the result
+	// would have two metrics with the same name.
+	for _, metric := range append(evicted, policy.Metrics(cmp.Or(overflow.Kind, "group"), stats)...) {
 		total.add(metric)
 	}
-	return append(total.metrics, policy.Metrics(cmp.Or(overflow.Kind, "group"), stats)...)
+	return total.metrics
 }
 
 // sums adds up metrics by name.

@@ -24,6 +24,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
 )
 
 // A gate is a policy that describes itself in full, as a pattern does.
@@ -459,6 +460,27 @@ func TestGroupUpdateUnpinsAfterPanic(t *testing.T) {
 	require.NoError(t, g.Describe().Update(false, shut), "no lock is held")
 }
 
+// Metrics that panic for the overflow keep no member from being evicted.
+func TestGroupMetricsUnpinAfterPanic(t *testing.T) {
+	g := resilience.NewGroup(func(key string) *unmeasured { return &unmeasured{newGate(key, gateConfig{})} },
+		resilience.GroupConfig{MaxKeys: 1})
+	call(t, g, "a")
+	require.Panics(t, func() { metrics(g) })
+	call(t, g, "b")
+	require.EqualValues(t, 1, g.Stats().Evicted)
+}
+
+// An unmeasured gate has no metrics if it is the overflow.
+type unmeasured struct{ *gate }
+
+func (u *unmeasured) Describe() policy.Description {
+	d := u.gate.Describe()
+	if u.key == "" {
+		d.Metrics = func() []policy.Metric { panic("no metrics") }
+	}
+	return d
+}
+
 func TestGroupOfSeveralTypes(t *testing.T) {
 	g := resilience.NewGroup(func(key string) resilience.Policy {
 		if key == "slots" {
@@ -566,6 +588,20 @@ func (g *gauge) Describe() policy.Description {
 			{Name: "gauge.time_seconds", Counter: true, Value: g.value}, {Name: "gauge.limit", Value: g.value},
 		}
 	}}
+}
+
+// A throttle.Limiter has metrics with the names of the group's own metrics.
+func TestGroupHasEachMetricOnce(t *testing.T) {
+	g := resilience.NewGroup(func(string) *throttle.Limiter {
+		return throttle.New(throttle.Config{Rate: 1})
+	}, resilience.GroupConfig{})
+	call(t, g, "a", "b")
+	names := map[string]bool{}
+	for _, m := range g.Describe().Metrics() {
+		require.False(t, names[m.Name], m.Name)
+		names[m.Name] = true
+	}
+	require.Equal(t, 2.0, metrics(g)["throttle.keys"])
 }
 
 func TestGroupOfSilentPolicies(t *testing.T) {
