@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -89,7 +90,8 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 }
 
 // convert is the decode hook of mapstructure. It converts texts to the values that settings files represent as texts:
-// the constants Unlimited and None, durations, time zones, and types that implement encoding.TextUnmarshaler.
+// the constants Unlimited and None, durations, time zones, and types that implement encoding.TextUnmarshaler. It
+// returns an error for a number that does not fit in its field.
 func convert(_, to reflect.Type, value any) (any, error) {
 	text, ok := value.(string)
 	if ok {
@@ -121,7 +123,24 @@ func convert(_, to reflect.Type, value any) (any, error) {
 	case to.Kind() == reflect.String && !ok:
 		return nil, fmt.Errorf("is %v: must be a text", value)
 	}
+	if n, ok := value.(json.Number); ok && !fits(string(n), to) {
+		return nil, fmt.Errorf("is %s: must be in the range of %s", n, to)
+	}
 	return value, nil
+}
+
+// fits reports whether a number is in the range of t. mapstructure does not check this: for an int8, it makes 256 a 0.
+func fits(number string, t reflect.Type) bool {
+	var err error
+	switch v := reflect.Zero(t); {
+	case v.CanInt():
+		_, err = strconv.ParseInt(number, 10, t.Bits())
+	case v.CanUint():
+		_, err = strconv.ParseUint(number, 10, t.Bits())
+	case v.CanFloat():
+		_, err = strconv.ParseFloat(number, t.Bits())
+	}
+	return !errors.Is(err, strconv.ErrRange)
 }
 
 // duplicates returns an error for each name that occurs twice in an object, at any depth. Without this check,

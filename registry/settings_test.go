@@ -836,3 +836,29 @@ func TestConstantsOfPolicies(t *testing.T) {
 	_, err = reg.Apply([]byte(`{"bulkhead/a": {"Limit": "unlimited"}}`))
 	require.ErrorContains(t, err, "bulkhead/a: bulkhead.Config.Limit is -1")
 }
+
+// A number that does not fit in its field must not become another number.
+func TestApplyRejectsNumbersOutOfRange(t *testing.T) {
+	type config struct {
+		Int32   int32
+		Uint8   uint8
+		Float32 []float32
+		Int     int
+	}
+	var cfg config
+	reg := registry.New()
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "small", Name: "a",
+		Config: func() any { return cfg },
+		Update: func(_ bool, change func(any) error) error { return change(&cfg) },
+	}})
+	_, err := reg.Apply([]byte(`{"small/a": {"Int32": 5000000000, "Uint8": 256, "Float32": [1e39],
+		"Int": 9223372036854775808}}`))
+	require.EqualError(t, err, `small/a: Int32: is 5000000000: must be in the range of int32
+small/a: Uint8: is 256: must be in the range of uint8
+small/a: Float32[0]: is 1e39: must be in the range of float32
+small/a: Int: is 9223372036854775808: must be in the range of int`)
+	_, err = reg.Apply([]byte(`{"small/a": {"Int32": -2147483648, "Uint8": 255, "Float32": [3e38]}}`))
+	require.NoError(t, err)
+	require.Equal(t, config{Int32: -2147483648, Uint8: 255, Float32: []float32{3e38}}, cfg)
+}
