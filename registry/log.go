@@ -17,25 +17,27 @@ const logInterval = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// During an outage, many calls can cause the same event, such as a refusal. If an event repeats, Log writes a line for
-// the first one, and then at most one line every 10 seconds. Two events are the same if they have the same policy, the
-// same field What, and the same reason or outcome. The attribute "suppressed" of a line is the number of events that
-// were not logged since the previous line. Log always logs a change of a breaker's state, a change from an outage to
-// its end, and a change from the end of an outage to the next outage. Other events below slog.LevelWarn are also always
-// logged.
+// During an outage, many calls can cause the same event, such as a refusal. If one of these events repeats, Log writes a
+// line for the first one, and then at most one line every 10 seconds: refused, ended, over_budget, load_failed,
+// load_refused, fence_failed, not_propagated, codec_failed, store_failed, outage_began and outage_ended. Two events are
+// the same if they have the same policy, the same field What, and the same reason or outcome. The attribute
+// "suppressed" of a line is the number of events that were not logged since the previous line. Log always logs a change
+// from an outage to its end, and a change from the end of an outage to the next outage. All other events are also always
+// logged, such as a change of a breaker's state, a stuck saga, and any event below slog.LevelWarn except outage_ended.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
 	}
 	limiter := &logLimiter{last: map[logKey]*logState{}}
 	return func(ctx context.Context, e policy.Event) {
-		if !logger.Enabled(ctx, e.Level) {
+		enabled := logger.Enabled(ctx, e.Level)
+		// The end of an outage has a lower level, but it decides whether the next start is logged.
+		if !enabled && e.What != "outage_ended" {
 			return
 		}
 		attrs := logAttrs(e)
-		// The end of an outage has a lower level, but its line decides whether the next start is logged.
 		if frequent[e.What] && (e.Level >= slog.LevelWarn || e.What == "outage_ended") {
-			suppressed, ok := limiter.allow(e, time.Now())
+			suppressed, ok := limiter.allow(e, time.Now(), enabled)
 			if !ok {
 				return
 			}
@@ -67,7 +69,6 @@ var frequent = map[string]bool{
 	"load_failed": true, "load_refused": true, "fence_failed": true, // caches
 	"not_propagated": true, "codec_failed": true,
 	"store_failed": true, "outage_began": true, "outage_ended": true, // stores
-
 }
 
 // A logLimiter decides which frequent events are logged, and counts the others.
@@ -83,13 +84,13 @@ type logKey struct{ kind, name, what, reason, node string }
 // A logState is the state of the events with one logKey.
 type logState struct {
 	at         time.Time // the time of the last line
-	what       string    // the What of the last line's event
+	what       string    // the What of the last event that was logged or whose level the logger omits
 	suppressed int64     // the number of events since the last line
 }
 
 // allow reports whether e is logged. suppressed is the number of events since the last line that were not
-// logged.
-func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok bool) {
+// logged. If the logger omits the level of e, enabled is false.
+func (l *logLimiter) allow(e policy.Event, now time.Time, enabled bool) (suppressed int64, ok bool) {
 	key := logKey{kind: e.Kind, name: e.Name, what: e.What}
 	for _, a := range e.Attrs {
 		if a.Key == "reason" || a.Key == "outcome" {
@@ -103,11 +104,16 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.last[key]
-	if s == nil {
+	switch {
+	case !enabled:
+		if s != nil {
+			s.what = e.What
+		}
+		return 0, false
+	case s == nil:
 		l.last[key] = &logState{at: now, what: e.What}
 		return 0, true
-	}
-	if now.Sub(s.at) < logInterval && e.What == s.what {
+	case now.Sub(s.at) < logInterval && e.What == s.what:
 		s.suppressed++
 		return 0, false
 	}

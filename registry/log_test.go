@@ -67,6 +67,23 @@ level=WARN msg="fake outage_began" name=users key=b
 	})
 }
 
+// A logger that omits the end of an outage must not hide the start of the next outage.
+func TestLogOfWarningsReportsEachOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines strings.Builder
+		logger := slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		reg, f := newFakes("users")
+		defer reg.Observe(registry.Log(logger))()
+		for range 2 {
+			f[0].notify(policy.Event{What: "outage_began", Level: slog.LevelWarn})
+			f[0].notify(policy.Event{What: "outage_began", Level: slog.LevelWarn}) // suppressed
+			f[0].notify(policy.Event{What: "outage_ended", Level: slog.LevelInfo})
+		}
+		require.Equal(t, 2, strings.Count(lines.String(), "\n"), lines.String())
+		require.Contains(t, lines.String(), "suppressed=1")
+	})
+}
+
 // During an outage of a store, each poll, write and tenant may cause an event.
 func TestLogSuppressesEventsOfAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
