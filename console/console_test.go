@@ -659,6 +659,27 @@ func TestBrokenShardIsListedFirst(t *testing.T) {
 }
 
 // With hidden keys, a page does not reveal whether a key exists.
+// If several keys have the same text, an action must not affect a key that the operator did not mean.
+func TestActionOnAmbiguousKeyIsRefused(t *testing.T) {
+	type host struct{ Zone, Name string }
+	hosts := resilience.NewGroup(func(host) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "hosts", ConsecutiveFailures: 1})
+	}, resilience.GroupConfig{})
+	reg := registry.New()
+	reg.MustAdd(hosts)
+	s := newPage(t, reg, console.Config{Allow: allow})
+	broken, healthy := host{"eu a", "b"}, host{"eu", "a b"}
+	_ = hosts.Do(t.Context(), broken, failing)
+	_ = hosts.Do(t.Context(), healthy, working)
+	for action, state := range map[string]breaker.State{"reset": breaker.Open, "trip": breaker.Closed} {
+		w := s.postJSON("action=" + action + "&policy=breaker/hosts&key={eu+a+b}")
+		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+		require.Contains(t, w.Body.String(), `breaker/hosts has several breakers for the key`)
+		b, _ := hosts.Get(map[string]host{"reset": broken, "trip": healthy}[action])
+		require.Equal(t, state, b.State())
+	}
+}
+
 func TestHiddenKeyCannotBeFound(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	_ = s.shards.Do(t.Context(), "secret", working)

@@ -491,13 +491,17 @@ func (c *Console) storeError(err error) error { return errors.New(c.errorText(st
 func breakerOf(e registry.Entry, key string) (b operable, of registry.Entry, err error) {
 	of = e
 	b, single := e.Policy.(operable)
+	found := 0
 	for _, m := range e.Worst(math.MaxInt) {
 		if m.Key == key {
 			b, _ = m.Policy.(operable)
 			of = m.Entry
+			found++
 		}
 	}
 	switch {
+	case found > 1: // different keys, because a text of a key is cut after 100 bytes, and a key may be a struct
+		err = fmt.Errorf("%s has several breakers for the key %q", e, key)
 	case single && key != "":
 		err = fmt.Errorf("key: %s is a single breaker without keys", e)
 	case b == nil && e.Kind == "breaker":
