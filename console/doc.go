@@ -97,4 +97,8 @@
 // "refusals" has the reasons. If the operation fails, the response is {"done": false, "error": "..."}, with an HTTP
 // status of 400 or more. With the field preview=1, the action apply changes nothing, and the response has the changes
 // that the action would make.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package console

@@ -83,6 +83,26 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 }
 
+// TestUnstablePackagesSayThatTheyAre checks that the package comment of each package that README.md marks as unstable
+// says so, because users read it on pkg.go.dev.
+func TestUnstablePackagesSayThatTheyAre(t *testing.T) {
+	t.Chdir("..")
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	marked := regexp.MustCompile(`\]\((\w+(?:/\w+)*)\)\\\*`).FindAllStringSubmatch(string(readme), -1)
+	require.Greater(t, len(marked), 12)
+	comment := regexp.MustCompile(`(?m)^// Th(?:is|e) package is unstable until`)
+	for _, m := range marked {
+		files, err := filepath.Glob(m[1] + "/*.go")
+		require.NoError(t, err)
+		assert.True(t, slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			return comment.Match(text)
+		}), m[1])
+	}
+}
+
 // flush returns code without indentation and blank lines.
 func flush(code string) string {
 	var lines []string

@@ -40,6 +40,10 @@
 //
 // If a member of the etcd cluster is killed, no term ends. If you restore a cluster from a snapshot, increase its
 // revision (etcdutl snapshot restore --bump-revision). Otherwise epochs may be repeated.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resilienceetcd
 
 import (

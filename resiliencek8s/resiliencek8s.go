@@ -87,6 +87,10 @@
 // missing rights, and IsNotFound reports a namespace that does not exist. If another program uses the same Lease
 // object, for example with client-go's leaderelection, the Store does not change the object. The Store's error reports
 // that the object has a holder and no epoch.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resiliencek8s
 
 import (

@@ -83,4 +83,8 @@
 //
 // The directory alerts has alerting rules for Prometheus. The directory dashboards has a dashboard for Grafana.
 // docs/runbook.md describes how to act on each alert.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resilienceotel

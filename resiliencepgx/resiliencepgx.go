@@ -26,6 +26,10 @@
 // Listen does not work with a pooler that assigns a connection to each transaction, because a notification arrives on
 // the connection that has executed LISTEN. Call Listen with a pool that connects to the server directly, or to a
 // pooler that assigns a connection to each session.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resiliencepgx
 
 import (

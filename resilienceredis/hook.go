@@ -74,6 +74,10 @@
 //
 // The module's docs/protocol.md describes how policies classify errors. Error replies of Redis are documented at
 // https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resilienceredis
 
 import (

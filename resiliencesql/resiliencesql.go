@@ -97,6 +97,10 @@
 //
 // A pool of connections limits the number of concurrent calls, as a bulkhead does. [Pool] makes a pool of connections
 // visible in a registry.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package resiliencesql
 
 import (

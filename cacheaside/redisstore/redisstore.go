@@ -22,6 +22,10 @@
 // served. Each outdated value is served for at most its TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 //
 // The leases are described in "Scaling Memcache at Facebook" (NSDI 2013).
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package redisstore
 
 import (
