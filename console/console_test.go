@@ -1407,6 +1407,39 @@ func TestSlowStoreIsHealthy(t *testing.T) {
 	})
 }
 
+// Members whose store does not respond delay the page of their Group for at most two seconds.
+func TestPageOfHangingMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(resilience.NewGroup(func(string) dormant { return dormant{} }, resilience.GroupConfig{}))
+		g, _ := reg.Get("dormant", "shards")
+		call := g.Policy.(*resilience.Group[string, dormant]).Do
+		for _, key := range []string{"a", "b", "c"} {
+			require.NoError(t, call(t.Context(), key, working))
+		}
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		time.Sleep(time.Minute) // the console has samples
+		start := time.Now()
+		var p policyJSON
+		s.get("/policy?kind=dormant&name=shards", &p)
+		require.Len(t, p.Members, 3)
+		require.LessOrEqual(t, time.Since(start), 2*time.Second)
+	})
+}
+
+// A dormant policy has a Health that returns only when its ctx is done.
+type dormant struct{}
+
+func (dormant) Do(ctx context.Context, fn resilience.Func) error { return fn(ctx) }
+
+func (dormant) Describe() policy.Description {
+	return policy.Description{Kind: "dormant", Name: "shards", Health: func(ctx context.Context) policy.Health {
+		<-ctx.Done()
+		return policy.Health{Status: policy.Fail, State: "store_down", Err: ctx.Err()}
+	}}
+}
+
 // Close waits for a sample in progress.
 func TestCloseWaitsForSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -113,17 +113,20 @@ func (c *Console) members(e registry.Entry, key string) (views []memberView, fin
 	if key != "" && c.cfg.Show.Keys {
 		n = math.MaxInt
 	}
-	for _, m := range e.Worst(n) {
+	worst := e.Worst(n)
+	ctx, cancel := context.WithTimeout(context.Background(), second) // for all members together, as in Worst
+	defer cancel()
+	for _, m := range worst {
 		find = c.cfg.Show.Keys
 		if n == membersShown || m.Key == key {
-			views = append(views, c.member(e.Kind, m))
+			views = append(views, c.member(ctx, e.Kind, m))
 		}
 	}
 	return views, find
 }
 
 // member returns the view of a Group's member. The view of a member without a kind has no state.
-func (c *Console) member(kind string, m registry.Member) memberView {
+func (c *Console) member(ctx context.Context, kind string, m registry.Member) memberView {
 	v := memberView{Key: m.Key, Calls: m.Calls}
 	if !c.cfg.Show.Keys {
 		v.Key = "hidden"
@@ -131,7 +134,7 @@ func (c *Console) member(kind string, m registry.Member) memberView {
 	if m.Kind == "" {
 		return v
 	}
-	h := m.Health(context.Background())
+	h := m.Health(ctx)
 	v.Tone, v.State, v.Error = toneOf(h), stateOf(h, rulesOf(kind).well), c.secret(h.Err)
 	return v
 }

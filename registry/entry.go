@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-resilience/resilience/policy"
 )
@@ -131,14 +132,17 @@ type Member struct {
 
 // Worst returns at most n members of a group. Members that fail come first, then members with a warning, then
 // the others. Among members with the same status, members with more calls come first. Worst returns nil if n
-// is not positive or the policy is not a group.
+// is not positive or the policy is not a group. The ctx that the Health functions of the members receive is
+// canceled after 1 second.
 func (e Entry) Worst(n int) []Member {
 	if n <= 0 || e.Members == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	var all []Member
 	for key, p := range e.Members() {
-		all = append(all, newMember(key, p))
+		all = append(all, newMember(ctx, key, p))
 	}
 	slices.SortFunc(all, func(a, b Member) int {
 		return cmp.Or(cmp.Compare(b.status, a.status), cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Key, b.Key))
@@ -146,8 +150,8 @@ func (e Entry) Worst(n int) []Member {
 	return all[:min(n, len(all))]
 }
 
-// newMember returns p as a member of a group. key is the text of the member's key.
-func newMember(key string, p policy.Describer) Member {
+// newMember returns p as a member of a group. key is the text of the member's key. The member's Health receives ctx.
+func newMember(ctx context.Context, key string, p policy.Describer) Member {
 	d := p.Describe()
 	m := Member{Entry: newEntry(p, d), Key: key}
 	for _, metric := range m.Metrics() {
@@ -156,6 +160,6 @@ func newMember(key string, p policy.Describer) Member {
 			m.Calls += int64(min(metric.Value, math.MaxInt64))
 		}
 	}
-	m.status = min(max(m.Health(context.Background()).Status, policy.Pass), policy.Fail)
+	m.status = min(max(m.Health(ctx).Status, policy.Pass), policy.Fail)
 	return m
 }

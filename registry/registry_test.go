@@ -247,6 +247,23 @@ func hanging(name string, takes time.Duration) policy.Describer {
 	}}}
 }
 
+// A server that does not respond must not make Worst, and so the export of metrics, hang.
+func TestWorstQueriesHealthForASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(&describer{policy.Description{
+			Kind: "store", Name: "shards",
+			Members: func() iter.Seq2[string, policy.Describer] {
+				return maps.All(map[string]policy.Describer{"a": hanging("a", time.Hour), "b": hanging("b", time.Hour)})
+			},
+		}})
+		e, _ := reg.Get("store", "shards")
+		start := time.Now()
+		require.Len(t, e.Worst(2), 2)
+		require.Equal(t, time.Second, time.Since(start))
+	})
+}
+
 func TestHealthQueriesConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
