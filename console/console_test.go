@@ -1161,6 +1161,7 @@ func TestInvalidPosts(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, post("action=reset&policy=breaker/users&note="+strings.Repeat("x",
 		1<<20)).Code, "too large")
 	require.Equal(t, http.StatusBadRequest, post("action=%zz").Code)
+	require.Equal(t, http.StatusBadRequest, post("action=trip&policy=breaker/users&for=-5s").Code, "not OpenFor")
 	require.Equal(t, http.StatusSeeOther, post("action=reset&policy=breaker/users&note="+strings.Repeat("x", 1<<19)).Code)
 	for _, origin := range []string{"null", "http://[", "", "http://evil.example"} {
 		header := []string{"Origin", origin}

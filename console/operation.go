@@ -357,7 +357,7 @@ func (c *Console) parseOperation(form url.Values) (op Operation, err error) {
 	switch op.Action {
 	case Trip:
 		if d := strings.TrimSpace(form.Get("for")); d != "" {
-			if op.For, err = time.ParseDuration(d); err != nil {
+			if op.For, err = time.ParseDuration(d); err != nil || op.For < 0 {
 				return op, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
 			}
 		}
