@@ -17,13 +17,14 @@ const logInterval = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// During an outage, many calls can cause the same event, such as a refusal. If one of these events repeats, Log writes a
-// line for the first one, and then at most one line every 10 seconds: refused, ended, over_budget, load_failed,
-// load_refused, fence_failed, not_propagated, codec_failed, store_failed, outage_began and outage_ended. Two events are
-// the same if they have the same policy, the same field What, and the same reason or outcome. The attribute
-// "suppressed" of a line is the number of events that were not logged since the previous line. Log always logs a change
-// from an outage to its end, and a change from the end of an outage to the next outage. All other events are also always
-// logged, such as a change of a breaker's state, a stuck saga, and any event below slog.LevelWarn except outage_ended.
+// During an outage, many calls can cause the same event, such as a refusal. If one of these events repeats, Log writes
+// a line for the first one, and then at most one line every 10 seconds: refused, ended, over_budget, load_failed,
+// load_refused, fence_failed, not_propagated, codec_failed, store_failed, outage_began and outage_ended. Two events
+// are the same if they have the same policy, the same field What, and the same reason or outcome. The attribute
+// "suppressed" of a line is the number of events that were not logged since the previous line. Log always logs a
+// change from an outage to its end, and a change from the end of an outage to the next outage. All other events are
+// also always logged, such as a change of a breaker's state, a stuck saga, and any event below slog.LevelWarn except
+// outage_ended.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
