@@ -28,7 +28,8 @@ type Store interface {
 
 	// Renew sets the end of the lease to the current time plus the TTL. If req.Run is not 0, Renew also records the run.
 	// Renew returns [ErrLost] if the token does not have the lease. If req.Run is not 0 and is not greater than the
-	// record's LastRun, Renew returns [ErrRunTaken]. Renew does not wait for fenced transactions.
+	// record's LastRun, Renew returns [ErrRunTaken]. Some clients repeat a request whose answer was lost. If the first
+	// request has recorded the run, Renew returns nil. Renew does not wait for fenced transactions.
 	Renew(ctx context.Context, req Request) error
 
 	// Release ends the token's term. After Release, the record has no Token and no Holder, and a Fence with the term's

@@ -25,6 +25,7 @@ package redislease
 
 import (
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"fmt"
 	"strconv"
@@ -77,7 +78,8 @@ func (s *store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 
 // Renew implements [lease.Store].
 func (s *store) Renew(ctx context.Context, req lease.Request) error {
-	rec, renewed, err := s.run(ctx, "renew", req.Name, req.Token, micros(req.TTL), strconv.FormatInt(req.Run, 10))
+	rec, renewed, err := s.run(ctx, "renew", req.Name, req.Token,
+		micros(req.TTL), strconv.FormatInt(req.Run, 10), rand.Text())
 	switch {
 	case err != nil:
 		return err

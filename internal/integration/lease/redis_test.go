@@ -31,6 +31,11 @@ func redisClient(t testing.TB, addr string) *redis.Client {
 
 func newRedisStore(t testing.TB) lease.Store {
 	client := redisClient(t, services.Redis(t))
+	return redisStore(client, redisPrefix(t, client))
+}
+
+// redisPrefix returns a prefix of keys that are deleted when the test ends.
+func redisPrefix(t testing.TB, client *redis.Client) string {
 	prefix := "lease-test:" + rand.Text() + ":"
 	t.Cleanup(func() {
 		keys, _ := client.Keys(context.Background(), prefix+"*").Result()
@@ -38,12 +43,30 @@ func newRedisStore(t testing.TB) lease.Store {
 			client.Del(context.Background(), key)
 		}
 	})
-	return redisStore(client, prefix)
+	return prefix
 }
 
 func TestRedisStore(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) lease.Store { return newRedisStore(t) })
+}
+
+// TestRedisStoreOfClientThatRepeats: a client such as go-redis runs a script again if the reply was lost.
+func TestRedisStoreOfClientThatRepeats(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(t *testing.T) lease.Store {
+		client := redisClient(t, services.Redis(t))
+		eval := resilienceredis.Eval(client)
+		return redislease.New(redislease.Config{
+			Prefix: redisPrefix(t, client),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if _, err := eval(ctx, script, keys, args...); err != nil {
+					return nil, err
+				}
+				return eval(ctx, script, keys, args...)
+			},
+		})
+	})
 }
 
 // TestRedisRunIsNotForgotten: a lease that nobody holds is kept for a day, and one of Every for ever.
