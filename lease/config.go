@@ -30,7 +30,7 @@ type Config struct {
 	Margin time.Duration
 
 	// Poll is the interval at which a waiting candidate checks whether the lease was released. Poll is also the pause
-	// between two calls to Loop's function. Zero means 1 second.
+	// between two calls to the function of Run or Loop. Zero means 1 second.
 	Poll time.Duration
 
 	// OnError is called with each error of the function that is passed to Loop or Every. Loop and Every continue after

@@ -82,7 +82,7 @@ func New(store Store, cfg Config) *Candidate {
 // Run waits until this process leads, calls fn on the caller's goroutine, releases the lease and returns fn's error.
 //
 //   - If the term is lost while fn runs, fn's ctx is canceled with a cause that matches [ErrLost]. After a lost term,
-//     Run ignores fn's error, competes again, and calls fn again when this process leads.
+//     Run ignores fn's error, pauses for Config.Poll, competes again, and calls fn again when this process leads.
 //   - If ctx is done while fn runs, fn's ctx is also done. The lease is renewed until fn has returned. When fn has
 //     returned, Run releases the lease, with a timeout of TTL/3, and returns fn's error.
 //   - If ctx is done while fn does not run, Run returns an error that wraps the cause of ctx.
@@ -98,6 +98,15 @@ func (c *Candidate) Run(ctx context.Context, fn func(context.Context, Term) erro
 		if again, err := c.lead(ctx, term, fn); !again {
 			return err
 		}
+		c.pause(ctx) // if the store ends each term at once, elections without a pause would overload it
+	}
+}
+
+// pause waits for Poll, or until ctx is done.
+func (c *Candidate) pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(c.cfg.Poll):
 	}
 }
 
@@ -122,10 +131,7 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 			c.report(ctx, err)
 			return err
 		})
-		select {
-		case <-ctx.Done():
-		case <-time.After(c.cfg.Poll):
-		}
+		c.pause(ctx)
 	}
 	return nil
 }

@@ -304,6 +304,28 @@ func TestRunLeadsAgainAfterLoss(t *testing.T) {
 	}
 }
 
+// An elsewhere store is in another database than the transactions that are fenced.
+type elsewhere struct{ lease.Store }
+
+func (elsewhere) Fence(context.Context, *sql.Tx, string, int64) error { return lease.ErrLost }
+
+// Each term is lost as soon as it has begun.
+func TestRunPausesAfterLoss(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		terms := 0
+		require.NoError(t, quiet(elsewhere{lease.NewMemory()}, billing).Loop(ctx,
+			func(ctx context.Context, term lease.Term) error {
+				if terms++; terms > 1000 {
+					cancel()
+				}
+				return term.Fence(ctx, nil)
+			}))
+		require.InDelta(t, time.Minute/time.Second, terms, 1)
+	})
+}
+
 func TestRunEndsWithItsCtx(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, why := lease.NewMemory(), errors.New("shutdown")
