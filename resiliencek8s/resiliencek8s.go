@@ -86,7 +86,7 @@
 // A Store wraps the API server's errors. Use the functions of k8s.io/apimachinery/pkg/api/errors: IsForbidden reports
 // missing rights, and IsNotFound reports a namespace that does not exist. If another program uses the same Lease
 // object, for example with client-go's leaderelection, the Store does not change the object. The Store's error reports
-// that the object has a holder and no epoch.
+// that the object has a holder, and no epoch or no token.
 //
 // # Stability
 //
@@ -171,8 +171,10 @@ func parse(name string, object *coordination.Lease) (v version, err error) {
 		Name: name, Token: a[tokenKey], Epoch: number(epochKey), LastRun: number(runKey),
 	}}
 	if holder := object.Spec.HolderIdentity; holder != nil && *holder != "" {
-		if a[epochKey] == "" && err == nil {
-			err = fmt.Errorf("lease/%s belongs to another program: it has the holder %q and no epoch", object.Name, *holder)
+		token, exists := a[tokenKey]
+		if err == nil && (a[epochKey] == "" || exists && token == "") { // Release empties the token and the holder
+			err = fmt.Errorf("lease/%s belongs to another program: it has the holder %q, and no epoch or no token",
+				object.Name, *holder)
 		}
 		if v.Token != "" {
 			v.Holder = *holder

@@ -205,8 +205,25 @@ func TestLeaseOfAnotherProgramIsLeft(t *testing.T) {
 	require.NoError(t, err)
 	_, err = store.Acquire(t.Context(), request("x"))
 	require.EqualError(t, err,
-		`resiliencek8s: acquire: lease/a belongs to another program: it has the holder "pod-7" and no epoch`)
+		`resiliencek8s: acquire: lease/a belongs to another program: it has the holder "pod-7", and no epoch or no token`)
 	require.Equal(t, 0, server.Requests(http.MethodPut))
+}
+
+// Another program gets a lease that the Store has released. client-go's leaderelection keeps the annotations.
+func TestReleasedLeaseOfAnotherProgramIsLeft(t *testing.T) {
+	server := new(kube.Server)
+	store, link := newStore(t, server)
+	_, err := store.Acquire(t.Context(), request("x"))
+	require.NoError(t, err)
+	require.NoError(t, store.Release(t.Context(), "a", "x"))
+	o := object(t, server)
+	o.Spec.HolderIdentity = new("pod-7")
+	_, err = leases(t, link).Update(t.Context(), o, meta.UpdateOptions{})
+	require.NoError(t, err)
+	_, err = store.Acquire(t.Context(), request("y"))
+	require.EqualError(t, err,
+		`resiliencek8s: acquire: lease/a belongs to another program: it has the holder "pod-7", and no epoch or no token`)
+	require.Equal(t, "pod-7", *object(t, server).Spec.HolderIdentity)
 }
 
 func TestErrorsNameMethod(t *testing.T) {
