@@ -29,9 +29,10 @@
 //   - Send [Term.Epoch] in each request to a resource that rejects epochs lower than the highest epoch it has received.
 //
 // Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A store measures
-// the TTL with its own clock. If the store's clock is set forward, leases end early, and the leader may notice only at
-// its next renewal. If the store's clock is set back, the lease of a dead leader lasts longer. A machine may not count
-// the time during which it was suspended. Fences and epochs are safe even if a clock is set or a machine is suspended.
+// the TTL with its own clock. If the store's clock is set forward or the store loses data, leases end early, and the
+// leader may notice only at its next renewal. If the store's clock is set back, the lease of a dead leader lasts longer.
+// A machine may not count the time during which it was suspended. Fences and epochs are safe even if a clock is set or a
+// machine is suspended.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.

@@ -42,7 +42,8 @@
 //
 // The leader notices the end of its term at its next renewal, within a third of the TTL. Before the leader notices,
 // another process may already lead, with a greater epoch. Deleting the Lease object also ends the term, and loses the
-// time of the last run.
+// time of the last run. After that, the next epoch is greater unless the next leader's clock is behind the clock of a
+// former leader. The Store bases epochs on the leader's clock.
 //
 // A Store never deletes Lease objects, so do not use arbitrary names of leases, such as names from requests.
 //
