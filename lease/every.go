@@ -22,7 +22,8 @@ import (
 // of the new schedule has passed since the last run, a run is due immediately. If a process's clock is far ahead, the
 // process records runs in the future. No other process starts a run before the recorded time, and Every reports to
 // OnError that the last run is in the future. After you have reset the record of the last run, restart the leader,
-// because it reads the record only when its term starts.
+// because it reads the record only when its term starts. If the store loses the record, the next leader restores the
+// record if it has seen it. Otherwise a run may be repeated.
 //
 // Every returns an error if schedule is nil, or if the schedule's Next returns an instant that is not later than
 // Next's argument.
@@ -52,8 +53,13 @@ func (c *Candidate) makeRuns(
 	if term.h.rec.LastRun == 0 {
 		// Record the time of the first call as if it were a run. Otherwise the first instant would be missed if it passed
 		// while no process leads.
-		term.h.startRun(ctx, called)
 		last = called
+		// If the store has lost the record of a run that this process has seen, record it again. Otherwise the run would be
+		// repeated. A run in the future was reset intentionally.
+		if seen := c.lastSeen(); seen.After(last) && !seen.After(time.Now()) {
+			last = seen
+		}
+		term.h.startRun(ctx, last)
 	}
 	if time.Until(last) > time.Minute {
 		c.report(ctx, fmt.Errorf("lease: %s: last run is in the future: no run is due until after %v", c.cfg.Name, last))
@@ -77,6 +83,13 @@ func (c *Candidate) makeRuns(
 			c.report(ctx, fn(ctx, term))
 		}
 	}
+}
+
+// lastSeen returns the time of the last run that c has seen in the store.
+func (c *Candidate) lastSeen() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.UnixMilli(c.lastRun)
 }
 
 // dueRun returns the latest instant of s that is after last and not after now, or the zero time if there is none. It

@@ -390,6 +390,90 @@ func TestRunExtendsTermWhileRenewalHangs(t *testing.T) {
 	})
 }
 
+// A volatile store may lose its data.
+type volatile struct {
+	mu     sync.Mutex
+	leases lease.Store
+}
+
+func (s *volatile) lose() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases = lease.NewMemory()
+}
+
+func (s *volatile) now() lease.Store {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leases
+}
+
+func (s *volatile) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	return s.now().Acquire(ctx, req)
+}
+
+func (s *volatile) Renew(ctx context.Context, req lease.Request) error {
+	return s.now().Renew(ctx, req)
+}
+
+func (s *volatile) Release(ctx context.Context, name, token string) error {
+	return s.now().Release(ctx, name, token)
+}
+
+func (s *volatile) Load(ctx context.Context, name string) (lease.Record, error) {
+	return s.now().Load(ctx, name)
+}
+
+// The store loses the record of the last run. The processes still know it.
+func TestEveryRepeatsNoRunAfterLossOfRecord(t *testing.T) {
+	for processes := range 3 {
+		exactly(t, func(t *testing.T) {
+			store, began := new(volatile), time.Now()
+			store.lose()
+			ctx, cancel := context.WithTimeout(t.Context(), 270*time.Minute)
+			defer cancel()
+			var mu sync.Mutex
+			var at []time.Duration
+			var all sync.WaitGroup
+			for range processes + 1 {
+				all.Go(func() {
+					_ = quiet(store, billing).Every(ctx, lease.Interval(time.Hour), func(context.Context, lease.Term) error {
+						mu.Lock()
+						defer mu.Unlock()
+						at = append(at, time.Since(began))
+						return nil
+					})
+				})
+			}
+			for range 4 {
+				time.Sleep(time.Hour)
+				time.Sleep(time.Minute)
+				store.lose()
+			}
+			all.Wait()
+			require.Equal(t, []time.Duration{time.Hour, 2 * time.Hour, 3 * time.Hour, 4 * time.Hour}, at)
+		})
+	}
+}
+
+// A process whose clock was far ahead has recorded a run of the future, and an operator has reset the record.
+func TestEveryDoesNotRestoreRunInFuture(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, began := new(volatile), time.Now()
+		store.lose()
+		_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "x", TTL: ttl})
+		require.NoError(t, err)
+		run := lease.Request{Name: "billing", Token: "x", TTL: ttl, Run: began.Add(24 * time.Hour).UnixMilli()}
+		require.NoError(t, store.Renew(t.Context(), run))
+		c := quiet(store, billing)
+		_, err = c.TryCampaign(t.Context())
+		require.ErrorIs(t, err, lease.ErrHeld)
+		store.lose()
+		at := runUntil(t, c, lease.Interval(time.Hour), 1, func(context.Context, lease.Term) error { return nil })
+		require.Equal(t, began.Add(time.Hour), at[0])
+	})
+}
+
 // A process whose clock was far ahead has recorded a run of the future.
 func TestEveryReportsLastRunInFuture(t *testing.T) {
 	exactly(t, func(t *testing.T) {

@@ -30,9 +30,9 @@
 //
 // Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A store measures
 // the TTL with its own clock. If the store's clock is set forward or the store loses data, leases end early, and the
-// leader may notice only at its next renewal. If the store's clock is set back, the lease of a dead leader lasts longer.
-// A machine may not count the time during which it was suspended. Fences and epochs are safe even if a clock is set or a
-// machine is suspended.
+// leader may notice only at its next renewal. If the store's clock is set back, the lease of a dead leader lasts
+// longer. A machine may not count the time during which it was suspended. Fences and epochs are safe even if a clock
+// is set or a machine is suspended.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.
@@ -62,10 +62,11 @@ type Candidate struct {
 	events    notify.Queue
 	observers notify.Observers[Event]
 
-	mu     sync.Mutex
-	stats  Stats
-	vacant time.Time // time at which c first observed that no process held the lease; see saw
-	warned time.Time // time at which a failure of the store was last logged
+	mu      sync.Mutex
+	stats   Stats
+	vacant  time.Time // time at which c first observed that no process held the lease; see saw
+	lastRun int64     // the greatest LastRun of the records that c has seen
+	warned  time.Time // time at which a failure of the store was last logged
 }
 
 // New returns a Candidate. It panics if store is nil or cfg is invalid; see [Config.Validate].
@@ -262,7 +263,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, token string) (rec Record, 
 	sent = time.Now()
 	rec, err = c.store.Acquire(call, Request{Name: c.cfg.Name, Token: token, Holder: c.cfg.Holder, TTL: c.cfg.TTL})
 	if err == nil {
-		c.saw(rec.Held())
+		c.saw(rec)
 	}
 	return rec, sent, err
 }
@@ -287,12 +288,13 @@ func (c *Candidate) withdraw(ctx context.Context, token string) {
 	}
 }
 
-// saw records whether the lease was held when the store answered. c.vacant is zero if it was held. It is also set to
-// zero when the first of the calls that wait to lead starts to wait.
-func (c *Candidate) saw(held bool) {
+// saw records what the store has answered. c.vacant is zero if the lease was held. It is also set to zero when the
+// first of the calls that wait to lead starts to wait.
+func (c *Candidate) saw(rec Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if held {
+	c.lastRun = max(c.lastRun, rec.LastRun)
+	if rec.Held() {
 		c.vacant = time.Time{}
 	} else if c.vacant.IsZero() {
 		c.vacant = time.Now()
@@ -331,7 +333,7 @@ func (c *Candidate) Config() Config { return c.cfg }
 func (c *Candidate) Status(ctx context.Context) (Record, error) {
 	rec, err := c.store.Load(ctx, c.cfg.Name)
 	if err == nil {
-		c.saw(rec.Held())
+		c.saw(rec)
 	}
 	return rec, err
 }

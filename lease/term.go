@@ -198,7 +198,7 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 	sent := time.Now()
 	err := h.renewOnce(ctx, run)
 	if err == nil {
-		h.c.count(func(s *Stats) { s.Renewed++ })
+		h.c.count(func(s *Stats) { s.Renewed++; h.c.lastRun = max(h.c.lastRun, run) })
 	}
 	if errors.Is(err, ErrLost) {
 		h.end(endedThere)
@@ -280,7 +280,7 @@ func (h *holding) end(because reason) *LostError {
 	h.mu.Unlock()
 	h.cancel(why)
 	took := time.Since(h.began)
-	h.c.saw(false)
+	h.c.saw(Record{})
 	h.c.count(func(s *Stats) {
 		s.Leading--
 		if because == resigned {

@@ -20,7 +20,8 @@
 //     renewal.
 //   - The new term's epoch is still greater, unless Redis's clock was set back by more than the time for which Redis
 //     was unavailable. Epochs are based on Redis's clock.
-//   - The time of the last run of [lease.Candidate.Every] is lost with the key.
+//   - The time of the last run of [lease.Candidate.Every] is lost with the key. The next leader restores it if it has
+//     seen it.
 package redislease
 
 import (
