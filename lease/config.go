@@ -34,8 +34,8 @@ type Config struct {
 	Poll time.Duration
 
 	// OnError is called with each error of the function that is passed to Loop or Every. Loop and Every continue after
-	// such an error. OnError is called on the function's goroutine. OnError is not called if the error only reports that
-	// the function's ctx is done. Nil means that the errors are logged as warnings with slog.Default.
+	// such an error. OnError is called on the function's goroutine. With Loop, OnError is not called if the error only
+	// reports that the function's ctx is done. Nil means that the errors are logged as warnings with slog.Default.
 	OnError func(context.Context, error)
 }
 

@@ -11,7 +11,8 @@ import (
 // when ctx is done. A run is one call to fn.
 //
 //   - A run is recorded in the store before fn is called. Therefore, the next leader does not repeat a run, even if
-//     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run.
+//     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run, or if fn returns
+//     because its ctx is done.
 //   - If several instants have passed since the last run, fn is called immediately, and only once for all these
 //     instants. Several instants can pass while no process leads, or during a long run.
 //   - fn is not called when the program starts. The first run is due at the first instant after the first call to
@@ -62,7 +63,7 @@ func (c *Candidate) makeRuns(
 		term.h.startRun(ctx, last)
 	}
 	if time.Until(last) > time.Minute {
-		c.report(ctx, fmt.Errorf("lease: %s: last run is in the future: no run is due until after %v", c.cfg.Name, last))
+		c.onError(ctx, fmt.Errorf("lease: %s: last run is in the future: no run is due until after %v", c.cfg.Name, last))
 	}
 	for {
 		run, next, err := dueRun(schedule, last, time.Now())
@@ -80,7 +81,7 @@ func (c *Candidate) makeRuns(
 		}
 		last = run
 		if term.h.startRun(ctx, run) {
-			c.report(ctx, fn(ctx, term))
+			c.onError(ctx, fn(ctx, term)) // even if ctx is done, because the run is not repeated
 		}
 	}
 }

@@ -126,6 +126,22 @@ func TestLoopReportsErrorsAndContinues(t *testing.T) {
 	})
 }
 
+// A run that is cut short is not repeated, so OnError must be told.
+func TestEveryReportsRunThatIsCutShort(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		var reported []error
+		cfg := billing
+		cfg.OnError = func(_ context.Context, err error) { reported = append(reported, err) }
+		runUntil(t, lease.New(lease.NewMemory(), cfg), lease.Interval(time.Hour), 1,
+			func(ctx context.Context, term lease.Term) error {
+				require.NoError(t, term.Resign(context.WithoutCancel(ctx)))
+				return context.Cause(ctx)
+			})
+		require.Len(t, reported, 1)
+		require.ErrorIs(t, reported[0], lease.ErrLost)
+	})
+}
+
 // A term that was lost is reported by its event.
 func TestLoopReportsNoLoss(t *testing.T) {
 	exactly(t, func(t *testing.T) {

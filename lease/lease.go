@@ -138,12 +138,19 @@ func (c *Candidate) Loop(ctx context.Context, fn func(context.Context, Term) err
 	return nil
 }
 
-// report passes an error of the function of Loop or Every to OnError. ctx is the function's ctx. report ignores an
-// error that only reports that ctx is done: either EventLost has already reported the loss of the term, or the program
-// shuts down, which is not an error.
+// report passes an error of Loop's function to OnError. ctx is the function's ctx. report ignores an error that only
+// reports that ctx is done: either EventLost has already reported the loss of the term, or the program shuts down,
+// which is not an error. In both cases, the function is called again in the next term.
 func (c *Candidate) report(ctx context.Context, err error) {
+	if ctx.Err() == nil || !reportsOnly(err, ctx.Err(), context.Cause(ctx)) {
+		c.onError(ctx, err)
+	}
+}
+
+// onError passes err to OnError, unless it is nil.
+func (c *Candidate) onError(ctx context.Context, err error) {
 	switch {
-	case err == nil || ctx.Err() != nil && reportsOnly(err, ctx.Err(), context.Cause(ctx)):
+	case err == nil:
 	case c.cfg.OnError != nil:
 		c.cfg.OnError(ctx, err)
 	default:
