@@ -12,7 +12,7 @@ import (
 //
 //   - A run is recorded in the store before fn is called. Therefore, the next leader does not repeat a run, even if
 //     the clocks differ by some milliseconds. A run is not repeated if the leader dies during the run, or if fn returns
-//     because its ctx is done.
+//     because its ctx is done. If ctx is done while a run is being recorded, fn is called with a ctx that is done.
 //   - If several instants have passed since the last run, fn is called immediately, and only once for all these
 //     instants. Several instants can pass while no process leads, or during a long run.
 //   - fn is not called when the program starts. The first run is due at the first instant after the first call to

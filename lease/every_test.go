@@ -349,18 +349,30 @@ func TestEverySkipsRunThatIsTaken(t *testing.T) {
 	})
 }
 
-// The store has not failed: the call ended with the ctx of Every.
-func TestEveryThatStopsReportsNoFailure(t *testing.T) {
+// The program stops while a run is recorded. No other process would make the run.
+func TestEveryMakesRunThatIsRecordedAsItStops(t *testing.T) {
 	exactly(t, func(t *testing.T) {
+		time.Sleep(time.Second) // no renewal is due on the hour
 		ctx, cancel := context.WithCancel(t.Context())
-		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, _ func() error) error {
-			cancel()
-			<-ctx.Done()
-			return ctx.Err()
-		}}
+		store := &faulty{Store: lease.NewMemory()}
+		time.AfterFunc(time.Hour-2*time.Second, func() {
+			store.set(&store.renew, func(ctx context.Context, do func() error) error {
+				err := do()
+				cancel()
+				return errors.Join(err, ctx.Err())
+			})
+		})
 		c := lease.New(store, billing)
 		c.Observe(func(_ context.Context, e lease.Event) { require.NotEqual(t, lease.EventStoreFailed, e.Kind) })
-		require.NoError(t, c.Every(ctx, lease.Interval(time.Hour), nil))
+		runs := 0
+		require.NoError(t, c.Every(ctx, lease.Interval(time.Hour), func(ctx context.Context, term lease.Term) error {
+			runs++
+			require.NoError(t, term.Err())
+			require.Error(t, ctx.Err())
+			return nil
+		}))
+		require.Equal(t, time.Now().UnixMilli(), look(t, store).LastRun)
+		require.Equal(t, 1, runs)
 	})
 }
 

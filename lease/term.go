@@ -213,7 +213,7 @@ func (h *holding) renew(ctx context.Context, run int64) error {
 		h.until = until
 	}
 	h.mu.Unlock()
-	if err != nil && ctx.Err() != context.Canceled { // the renewal was not canceled by the end of the term or of Every
+	if err != nil && ctx.Err() != context.Canceled { // the renewal was not canceled by the end of the term
 		h.c.storeFailed(context.WithoutCancel(h.ctx), h.rec.Epoch, "renew", err)
 	}
 	return err
@@ -227,10 +227,11 @@ func (h *holding) renewOnce(ctx context.Context, run int64) error {
 }
 
 // startRun records that the run of Every with the scheduled instant at starts. It repeats the call to the store until
-// the store answers or the term is over. It reports whether the run may be made.
+// the store answers or ctx is done. It reports whether the run may be made.
 func (h *holding) startRun(ctx context.Context, at time.Time) bool {
 	for repeated := false; ctx.Err() == nil; repeated = true { // ctx is done when the term is over
-		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
+		// Do not cancel the call when ctx is done. Otherwise a run could be recorded that no process makes.
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.c.cfg.TTL/4)
 		err := h.renew(call, at.UnixMilli())
 		cancel()
 		taken := errors.Is(err, ErrRunTaken)
