@@ -85,7 +85,7 @@ type result[K comparable, V any] struct {
 	entry  *entry[V]
 	err    error
 	source Source      // SourceLoaded even if Load failed; "" if the load of another process failed
-	by     *load[K, V] // the load whose LoadMany failed with err; nil if there is none
+	by     *load[K, V] // the load of several keys that failed with err; nil if there is none
 }
 
 // A fallback is a stale value that the callers of a flight may get while Load runs, or after Load has failed.
@@ -210,6 +210,9 @@ func (c *Cache[K, V]) offerStale(f *flight[K, V], e *entry[V]) {
 // settle makes r the answer for the callers of f, and sets the state of f. The caller of settle then closes f.done. The
 // Cache is locked.
 func (c *Cache[K, V]) settle(f *flight[K, V], state flightState, r result[K, V], now time.Duration) {
+	if f.load.many && (state == flightAbandoned || r.source == SourceLoaded) {
+		r.by = f.load // a GetMany reports the error once, not for each key
+	}
 	f.state, f.answer = state, r
 	if isFailure(r.err) && !behavior.IsAnswered(r.err) {
 		f.fallback = c.usableFallback(f, now) // none after Close, which has ended all entries

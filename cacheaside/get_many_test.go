@@ -394,6 +394,39 @@ func TestGetManyReportsEachFailureOnce(t *testing.T) {
 	}
 }
 
+// An error that ends a whole batch is reported once, even if LoadMany did not return it.
+func TestGetManyReportsEndOfBatchOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		loadMany func(context.Context, []int) (map[int]int, error)
+		closes   bool
+		want     string
+	}{
+		"timeout": {func(context.Context, []int) (map[int]int, error) {
+			time.Sleep(time.Minute)
+			return nil, nil
+		}, false, "cacheaside: [1 2 3]: cacheaside: load timed out after 30s"},
+		"panic": {func(context.Context, []int) (map[int]int, error) {
+			panic("no rows")
+		}, false, "cacheaside: [1 2 3]: cacheaside: load panicked: no rows"},
+		"close": {func(context.Context, []int) (map[int]int, error) {
+			time.Sleep(time.Minute)
+			return nil, nil
+		}, true, "cacheaside: [1 2 3]: cacheaside: closed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, LoadMany: test.loadMany})
+				defer c.Close()
+				if test.closes {
+					time.AfterFunc(time.Second, func() { _ = c.Close() })
+				}
+				_, err := c.GetMany(t.Context(), []int{1, 2, 3})
+				require.EqualError(t, err, test.want)
+			})
+		})
+	}
+}
+
 // Stale keys are refreshed by the same batch that loads the missing ones.
 func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

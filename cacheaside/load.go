@@ -270,8 +270,6 @@ func (l *load[K, V]) classify(f *flight[K, V], err error) {
 			err = nil
 		case err == nil:
 			err = ErrNotFound
-		default:
-			f.result.by = l
 		}
 	}
 	f.result.err = err
