@@ -95,10 +95,9 @@ func later(t, d time.Duration) time.Duration {
 	return t + d
 }
 
-// changes counts invalidations of all keys, and invalidations of single keys by other processes. Other processes report
-// keys as strings (see Config.Key), which cannot be converted back to keys. So the invalidations of single keys are
-// counted by the hashes of these strings, in buckets. An invalidation of a key also invalidates the other keys of its
-// bucket.
+// changes counts invalidations of all keys and, with a Store, invalidations of single keys. Other processes report keys
+// as strings (see Config.Key), which cannot be converted back to keys. So the invalidations of single keys are counted
+// by the hashes of these strings, in buckets. An invalidation of a key also invalidates the other keys of its bucket.
 type changes struct {
 	all   atomic.Uint32
 	table atomic.Pointer[buckets] // hits read the table without a lock; replaced under Cache.mu

@@ -165,10 +165,12 @@ func (c *Cache[K, V]) detach(f *flight[K, V]) {
 	}
 }
 
-// usableFallback returns the stale value that the callers of f may get instead of its result, if there is one. The
-// Cache is locked.
+// usableFallback returns the stale value that the callers of f may get instead of its result, if there is one. A value
+// from the Store remains usable if a Get with SkipMemory starts another flight of the key. Otherwise, frequent calls
+// with SkipMemory would take the value from each other. The Cache is locked.
 func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallback[V] {
-	if c.current(f.key) == f && f.fallback.entry.usable(now) {
+	valid := c.current(f.key) == f || f.fallback.fromStore && c.holds(f.mark)
+	if valid && f.fallback.entry.usable(now) {
 		return f.fallback
 	}
 	if e := c.peek(f.key); e.usable(now) {

@@ -129,6 +129,67 @@ func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 	}
 }
 
+// Of several calls with SkipMemory, each gets the stale value of the Store, but none gets it after an invalidation.
+func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
+	for name, test := range map[string]struct {
+		soft    time.Duration
+		change  func(*cacheaside.Cache[int, int]) error
+		want    error
+		elapsed time.Duration
+	}{
+		"the load fails":                   {0, nil, nil, 10 * time.Second},
+		"the load is slow":                 {time.Second, nil, nil, time.Second},
+		"the load fails, invalidated":      {0, invalidate1, errLoad, 10 * time.Second},
+		"the load is slow, invalidated":    {2 * time.Second, invalidate1, errLoad, 10 * time.Second},
+		"the load is slow, written":        {2 * time.Second, write1, errLoad, 10 * time.Second},
+		"the load is slow, invalidate all": {2 * time.Second, invalidateAll, errLoad, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var takes time.Duration
+				var fault error
+				store := newFakeStore()
+				store.lease = time.Hour
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: test.soft,
+					Store: store.connect(),
+					Load: func(context.Context, int) (int, error) {
+						time.Sleep(takes)
+						return 1, fault
+					},
+				})
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+				time.Sleep(2 * time.Minute)
+				takes, fault = 10*time.Second, errLoad
+				begun, first := time.Now(), make(chan error)
+				skip := func() error {
+					_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+					return err
+				}
+				go func() { first <- skip() }()
+				synctest.Wait()
+				go func() { _ = skip() }()
+				synctest.Wait()
+				if test.change != nil {
+					require.NoError(t, test.change(c))
+				}
+				require.ErrorIs(t, <-first, test.want)
+				require.Equal(t, test.elapsed, time.Since(begun))
+			})
+		})
+	}
+}
+
+func invalidate1(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) }
+func invalidateAll(c *cacheaside.Cache[int, int]) error {
+	return c.InvalidateAll(context.Background())
+}
+func write1(c *cacheaside.Cache[int, int]) error {
+	return c.Write(context.Background(), 1, func(context.Context) error { return nil })
+}
+
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
 func TestHitDoesNotAllocate(t *testing.T) {

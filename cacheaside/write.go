@@ -171,9 +171,14 @@ func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
 	cfg, now := c.cfg(), c.now()
 	for i, key := range keys {
 		c.recordChange(hashes[i])
+		e := c.peek(key)
 		delete(c.flights, key)
-		if e := c.peek(key); soft && e != nil {
+		if c.tier != nil { // SkipMemory may have removed another flight of key from the map
+			c.touch(hashes[i])
+		}
+		if soft && e != nil {
 			if e = cfg.expired(e, now); e.freshness(now) != unusable {
+				e.mark.version = c.version(hashes[i])
 				c.entries.Set(key, e)
 				continue
 			}
