@@ -105,9 +105,10 @@ local function look(key, n, token, refresh, waits, pause)
 	local _, last = fences(h[6])
 	if last > now then return {'fenced', '', 0, 0, ''} end
 	local failed = number(h[5])
+	if failed > now then failed = 0 end -- the clock was set back: otherwise the failure would count until that time
 	if not current or number(h[1]) <= now then
 		value, fresh = '', 0
-	elseif failed + number(pause) > now then
+	elseif failed > 0 and failed + number(pause) > now then
 		return {fresh > 0 and 'hit' or 'failed', value, fresh, 0, ''}
 	end
 	if waits ~= '' and failed >= number(waits) and failed > 0 then return {'failed', value, fresh, 0, ''} end

@@ -48,6 +48,44 @@ func value(t *testing.T, s cacheaside.Store, key string) string {
 	return string(look.Value)
 }
 
+// If the clock of Redis is set back, the time of a failed load is in the future. Such a failure does not count.
+func TestFailureBeforeTheClockWasSetBack(t *testing.T) {
+	p := newProcess(t, services.Redis(t))
+	prefix := newPrefix(t)
+	s := p.store(prefix)
+	require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "stale"))
+	require.NoError(t, s.Expire(t.Context(), "k"))
+	a := cacheaside.Request{Key: "k", Token: "a", Pause: time.Second}
+	look := acquire(t, s, "k", "a", false)
+	require.Equal(t, cacheaside.Leased, look.State)
+	require.NoError(t, s.Release(t.Context(), a, true))
+	hash := p.client.Keys(t.Context(), "{"+prefix+"*}:k").Val()[0]
+	future := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, p.client.HSet(t.Context(), hash, "b0", future).Err())
+
+	looks, err := s.Acquire(t.Context(), a)
+	require.NoError(t, err)
+	require.Equal(t, cacheaside.Leased, looks[0].State, "the stale value is served for an hour, not for a second")
+	b := cacheaside.Request{Key: "k", Token: "b"}
+	looks, err = s.Acquire(t.Context(), b)
+	require.NoError(t, err)
+	require.Equal(t, cacheaside.Busy, looks[0].State)
+	b.WaitToken = looks[0].WaitToken
+	looks, err = s.Acquire(t.Context(), b)
+	require.NoError(t, err)
+	require.Equal(t, cacheaside.Busy, looks[0].State, "the load has not failed yet")
+}
+
+// However long the pause after a failed load is, there is none if no load has failed.
+func TestLongPauseWithoutAFailure(t *testing.T) {
+	s := newProcess(t, services.Redis(t)).store(newPrefix(t))
+	require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "stale"))
+	require.NoError(t, s.Expire(t.Context(), "k"))
+	looks, err := s.Acquire(t.Context(), cacheaside.Request{Key: "k", Token: "a", Pause: 1 << 61})
+	require.NoError(t, err)
+	require.Equal(t, cacheaside.Leased, looks[0].State)
+}
+
 // Damaged keys are replaced, and other keys of the call are not affected.
 func TestDamagedKeysAreReplaced(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
