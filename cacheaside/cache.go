@@ -21,8 +21,9 @@
 //     load is not cached. Callers that joined the load before the invalidation may get the result.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
 //     processes together until the lease of the load expires. A lease is the right to load a key for a limited time.
-//     There is an exception: after a load was canceled, timed out, was invalidated or was bypassed by SkipMemory, the
-//     load may still run while a new load of the same key runs.
+//     There are two exceptions. After a load was canceled, timed out, was invalidated or was bypassed by SkipMemory,
+//     the load may still run while a new load of the same key runs. While the Store fails, or a Write of the key is in
+//     progress, each process loads the key by itself.
 //   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, it fails for all callers that wait
 //     for it, in every process.
 //   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows the

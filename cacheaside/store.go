@@ -40,7 +40,8 @@ type Store interface {
 
 	// Fill stores the value of each entry and ends the lease of the entry's key. Fill does not store a value if the
 	// generation of the entry's Grant has ended. For each entry, Fill returns false if the entry's key has been
-	// invalidated since the Store gave the Grant, and true otherwise.
+	// invalidated since the Store gave the Grant, or if the Store no longer knows whether the key was invalidated.
+	// Otherwise, Fill returns true.
 	Fill(ctx context.Context, entries ...Entry) ([]bool, error)
 
 	// Release ends the lease of the request's key if request.Token still holds the lease. The generation continues. If

@@ -86,6 +86,17 @@ func TestLongPauseWithoutAFailure(t *testing.T) {
 	require.Equal(t, cacheaside.Leased, looks[0].State)
 }
 
+// The Store knows only the last generation that was filled. So it rejects a Grant that is older.
+func TestGrantBeforeTheLastFill(t *testing.T) {
+	s := newProcess(t, services.Redis(t)).store(newPrefix(t))
+	a := lease(t, s, "k", "a")
+	require.True(t, fill(t, s, "k", a, "of a"))
+	require.True(t, fill(t, s, "k", a, "of a"))
+	require.True(t, fill(t, s, "k", acquire(t, s, "k", "b", true).Grant, "of b"))
+	require.False(t, fill(t, s, "k", a, "of a"))
+	require.Equal(t, "of b", value(t, s, "k"))
+}
+
 // Damaged keys are replaced, and other keys of the call are not affected.
 func TestDamagedKeysAreReplaced(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
