@@ -841,31 +841,36 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 // have also lasted for a LeaseTTL. In that time the store has accepted the saga's heartbeats.
 const unwritable = 10
 
+// probes is the number of other commits that the store must accept in a row, with a rejection after each, before the
+// runner gives up a commit. With a single probe, a store that rejects nine of ten commits would make sagas stuck.
+const probes = 5
+
 // write commits req and notifies the observers. If the reply of the store is lost, write reads from the record whether
 // the commit has happened. Until the commit has happened or the saga is lost, write repeats the commit. Unless last is
 // true, write makes the saga stuck instead if the store keeps rejecting the commit, but accepts other commits of the
 // saga. If the store rejects the other commits, too, the reason is not in the state.
 func (h *hold) write(req store.CommitRequest, last bool) {
 	since := time.Now()
-	first, rejections := since, 0
+	first, rejections, accepted := since, 0, 0
 	for {
 		rejected, err := h.commit(req)
 		if err == nil || h.isLost() {
 			return
 		}
 		if rejections++; !rejected {
-			first, rejections = time.Now(), 0
+			first, rejections, accepted = time.Now(), 0, 0
 		}
-		if !last && rejections > unwritable && time.Since(first) >= h.r.cfg.LeaseTTL && h.writable(err) {
-			// The store may have started to work again after it rejected req.
-			req.Seq, req.Nonce = h.rec.Seq, mathrand.Int64()
-			if rejected, err = h.commit(req); err == nil || h.isLost() {
-				return
+		if accepted == probes {
+			h.giveUp(fmt.Errorf("saga: the state cannot be recorded: %w", err))
+			return
+		}
+		if !last && rejections > unwritable && time.Since(first) >= h.r.cfg.LeaseTTL {
+			if h.writable(err) { // the store may have started to work again after it rejected req
+				accepted++
+				req.Seq, req.Nonce = h.rec.Seq, mathrand.Int64()
+				continue
 			}
-			if rejected {
-				h.giveUp(fmt.Errorf("saga: the state cannot be recorded: %w", err))
-				return
-			}
+			accepted = 0
 		}
 		h.pause(since)
 	}

@@ -70,7 +70,9 @@ func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
 		require.Empty(t, in.Owner)
 		require.Equal(t, saga.StepStarted, in.Steps[1].Status)
 		require.True(t, in.Steps[1].MaybeApplied)
-		require.Equal(t, []string{"created", "step_done flight", "resumed", "stuck"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{
+			"created", "step_done flight", "resumed", "resumed", "resumed", "resumed", "resumed", "stuck",
+		}, events(t, r, "trip-1"))
 
 		t.Log("the saga can be retried and turned back")
 		store.words = ""
@@ -320,4 +322,36 @@ func TestLastRejectionMakesNoSagaStuck(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A flapping store rejects commits for some time. Then it accepts four commits without a result of a step, each
+// followed by a rejection, and works after another rejection.
+type flapping struct {
+	store.Store
+	accepted int
+	works    bool
+}
+
+func (f *flapping) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+	switch kind, probe := req.Log[0].Kind, req.Log[0].Kind == saga.EventResumed; {
+	case f.works || kind == saga.EventStuck:
+		return f.Store.Commit(ctx, req)
+	case probe && f.accepted < 4:
+		f.accepted++
+		return f.Store.Commit(ctx, req)
+	case probe:
+		f.works = true
+	}
+	return store.Receipt{}, errTooLong
+}
+
+// TestFlappingStoreMakesNoSagaStuck: the store rejects most commits of any kind.
+func TestFlappingStoreMakesNoSagaStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg, st := sequence(step("flight"), step("hotel")), &flapping{Store: saga.NewMemory()}
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		requireEnd(t, r, "trip-1", nil)
+		require.True(t, st.works)
+	})
 }

@@ -40,7 +40,7 @@
 //     after the commit. If Commit returns an error, the runner loads the record. If the record has the commit's Nonce,
 //     the commit was written. If the record's Epoch and Seq are unchanged, the runner repeats the commit. If another
 //     write has changed the record, the runner stops running the saga. If the store rejects a commit for a LeaseTTL,
-//     but accepts the commit of a log entry alone, the saga becomes stuck.
+//     but accepts five commits of a log entry alone, the saga becomes stuck.
 //  6. Commit with Release ends the runner's ownership. The runner releases a saga when the saga waits, has ended or is
 //     stuck, or when Run stops.
 //  7. Post adds a signal, requests that a saga turn back, or wakes a parent whose child has ended. Any process may call
