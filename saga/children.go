@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"time"
 
 	"github.com/go-resilience/resilience/saga/internal/participant"
 	store "github.com/go-resilience/resilience/saga/sagastore"
@@ -281,10 +282,11 @@ func (f *family) look() (list []childState, err error) {
 }
 
 // notifyParent wakes the parent of a saga that has ended, if the parent can continue: if all children of the step have
-// ended, or if this saga has failed. A saga that its parent turned back has not failed.
-func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
+// ended, or if this saga has failed. A saga that its parent turned back has not failed. notifyParent returns false if
+// the store has failed. The parent then reads its children again later, but perhaps hours later: see machine.lookIn.
+func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) (ok bool) {
 	if rec.Parent == "" {
-		return
+		return true
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/2)
 	defer cancel()
@@ -293,19 +295,31 @@ func (r *Runner) notifyParent(ctx context.Context, rec *store.Record) {
 			Parent: rec.Parent, Step: rec.ParentStep, Status: []Status{Running, Compensating, Stuck}, Limit: 1,
 		})
 		if err != nil {
-			// The parent reads its children again later in any case.
-			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err))
+			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // wake the parent in any case
 		}
 		if len(left) > 0 {
-			return
+			return true
 		}
 	}
 	// The parent's owner may already have read the children, and may be about to park the parent. So the store records
 	// that the parent was woken.
-	if _, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent}); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err)) // the parent reads its children later anyway
+	_, err := r.store.Post(ctx, store.PostRequest{ID: rec.Parent})
+	if err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: wake %q: %w", rec.Parent, err))
 	}
 	r.Wake()
+	return err == nil
+}
+
+// notifyParent wakes the parent of the saga, which has ended. While the store fails, it tries again until the ctx of
+// the attempts of the runner is done.
+func (h *hold) notifyParent() {
+	h.r.mu.Lock()
+	base := h.r.base // h.ctx is canceled by the next heartbeat, because the saga is released
+	h.r.mu.Unlock()
+	for since := time.Now(); !h.r.notifyParent(h.ctx, &h.rec) && base.Err() == nil; {
+		pause(base, h.r.chance(pauseFor(since, time.Millisecond, h.r.cfg.LeaseTTL))+1)
+	}
 }
 
 // turnedByParent reports whether a saga was turned back by its parent.

@@ -223,3 +223,32 @@ func TestHungStartKeepsNoPlace(t *testing.T) {
 		require.Less(t, time.Since(o.until), 20*time.Second)
 	})
 }
+
+// TestEndOfChildOutlastsOutage: a child ends while the store does not wake the parent, or while the runner does not
+// learn that the child has ended. When the store works again, the parent does not wait for half of the time that it has
+// waited already.
+func TestEndOfChildOutlastsOutage(t *testing.T) {
+	room := taking(10*time.Hour, step("room"))
+	room.Timeout = saga.Unlimited
+	child := sequence(room)
+	child.Name = "hotel"
+	sg := sequence(saga.Step[trip]{
+		Name: "hotel", Child: saga.ChildOf(child, func(*trip) (trip, error) { return trip{}, nil }, nil),
+	})
+	for name, o := range map[string]outage{
+		"no wake":          {methods: []string{"Post"}, how: "error"},
+		"replies are lost": {methods: []string{"Commit", "Load"}, how: "lost"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := o
+				o.Store, o.from = saga.NewMemory(), time.Now().Add(10*time.Hour-time.Minute)
+				o.until = o.from.Add(15 * time.Minute)
+				r, _ := observed(t, store.Store(&o), saga.RunnerConfig{}, silent, child, sg)
+				mustStart(t, r, sg)
+				requireEnd(t, r, "trip-1", nil)
+				require.Less(t, time.Since(o.until), time.Minute)
+			})
+		})
+	}
+}

@@ -667,6 +667,9 @@ func (h *hold) run() {
 	defer h.stop(nil)
 	defer h.timer.Stop()
 	h.follow()
+	if h.m.Status.Ended() { // in the store perhaps, too, if the saga is lost
+		h.notifyParent()
+	}
 	if !h.isReleased() {
 		h.r.counters.count(func(s *Stats) { s.Lost++ })
 		h.r.reportEvent(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
@@ -961,9 +964,6 @@ func (h *hold) written(req store.CommitRequest) {
 	h.r.counters.count(func(s *Stats) { s.Commits++ })
 	h.r.reportLog(h.ctx, &h.rec, req, h.now())
 	h.rec.Seq = req.After()
-	if req.Status.Ended() {
-		h.r.notifyParent(h.ctx, &h.rec)
-	}
 }
 
 // storeCtx returns the ctx of one call to the store. It is not canceled with the ctx of the attempts. It has a timeout,
