@@ -554,7 +554,7 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 type hold struct {
 	r     *Runner
 	p     *program
-	rec   store.Record // the claimed record; Status, State, Progress, Seq and LastError are as last recorded
+	rec   store.Record // the record as last recorded; Now is still the time of the claim
 	since time.Time    // the local time at which the store's clock was rec.Now
 
 	m        *machine                           // the latest snapshot
@@ -675,6 +675,7 @@ func (h *hold) run() {
 		h.r.reportEvent(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
 	}
 	h.leave()
+	h.rec.Now = h.now()
 	h.r.drop(h.rec, h)
 }
 
@@ -937,6 +938,7 @@ func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bo
 		}
 	}
 	if rc.CancelRequested {
+		h.rec.CancelRequested = true
 		h.cancel(rc.CancelNote)
 	}
 	if rc.Woken {
@@ -960,9 +962,14 @@ func (h *hold) written(req store.CommitRequest) {
 	if req.State != nil {
 		h.rec.State = req.State
 	}
+	now := h.now()
 	h.rec.Status, h.rec.Progress, h.rec.LastError = req.Status, req.Progress, req.LastError
+	h.rec.Failures, h.rec.Takeovers, h.rec.UpdatedAt = req.Failures, req.Takeovers, now
+	if req.Release {
+		h.rec.Owner, h.rec.WakeAt = "", now.Add(req.WakeIn)
+	}
 	h.r.counters.count(func(s *Stats) { s.Commits++ })
-	h.r.reportLog(h.ctx, &h.rec, req, h.now())
+	h.r.reportLog(h.ctx, &h.rec, req, now)
 	h.rec.Seq = req.After()
 }
 

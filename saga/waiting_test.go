@@ -89,3 +89,20 @@ func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 	}
 	return s.Store.Commit(ctx, req)
 }
+
+// TestWaitReturnsWhatGetReturns, even if the runner that has completed the saga passes it to Wait.
+func TestWaitReturnsWhatGetReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, sg := saga.NewMemory(), sequence(taking(5500*time.Millisecond, step("flight")))
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+		abandoned(t, st, "trip-1", "crashed")
+		got, err := r.Wait(t.Context(), "trip-1")
+		require.NoError(t, err)
+		want, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Empty(t, got.Owner)
+		require.Zero(t, got.Takeovers)
+		require.Zero(t, got.IdleFor())
+	})
+}
