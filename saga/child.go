@@ -47,7 +47,7 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 // ChildrenOf is like [ChildOf], for any number of children, which run in parallel. The function end receives the
 // children's final states in the order in which begin returned their initial states. One attempt of the step starts all
 // children one by one, and a later attempt reads the states of all children. So for 10,000 children, give the step a
-// Timeout of more than 1 minute.
+// Timeout of more than 1 minute. If the store is too slow for the Timeout, the attempt does not count, and is repeated.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

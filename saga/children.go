@@ -85,10 +85,14 @@ func (h *hold) attend(t *attempt) error {
 	if errors.Is(err, ErrNotFound) {
 		return Permanent(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
 	}
-	if t.ctx.Err() != nil {
+	switch t.ctx.Err() {
+	case nil:
+	case context.DeadlineExceeded: // a slow store is no failure of the step, either
+		err = ofStore(fmt.Errorf("not done within the Timeout of step %s (%v): %w", st.name, t.Timeout, err))
+	default:
 		return errors.Unwrap(err)
 	}
-	h.r.storeFailed(t.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
+	h.r.storeFailed(h.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
 	return err
 }
 

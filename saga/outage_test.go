@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ type outage struct {
 	store.Store
 	from, until time.Time
 	methods     []string // the methods that fail
-	how         string   // "error", "hang" until ctx is done, or "lost": the call takes effect, but returns an error
+	how         string   // "error", "hang" until ctx is done, "slow", or "lost": it takes effect, but returns an error
 }
 
 func during[T any](o *outage, ctx context.Context, method string, call func() (T, error)) (v T, err error) {
@@ -30,6 +31,13 @@ func during[T any](o *outage, ctx context.Context, method string, call func() (T
 	case "hang":
 		<-ctx.Done()
 		return v, ctx.Err()
+	case "slow":
+		select {
+		case <-time.After(6 * time.Second):
+			return call()
+		case <-ctx.Done():
+			return v, ctx.Err()
+		}
 	case "lost":
 		_, _ = call()
 	}
@@ -221,6 +229,25 @@ func TestHungStartKeepsNoPlace(t *testing.T) {
 		requireEnd(t, r, "trip-1", nil)
 		require.ErrorIs(t, <-failed, context.DeadlineExceeded)
 		require.Less(t, time.Since(o.until), 20*time.Second)
+	})
+}
+
+// TestSlowStoreTurnsNoParentBack: within the Timeout of the parent's step, a slow store does not read the states of all
+// children.
+func TestSlowStoreTurnsNoParentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		child := sequence(step("room"))
+		child.Name = "hotel"
+		begin := func(*trip) ([]trip, error) { return make([]trip, 15), nil }
+		sg := sequence(saga.Step[trip]{Name: "hotels", Child: saga.ChildrenOf(child, begin, nil)})
+		o := &outage{Store: saga.NewMemory(), methods: []string{"Load"}, how: "slow", until: time.Now().Add(time.Hour)}
+		var told atomic.Pointer[error]
+		r, _ := observed(t, store.Store(o), saga.RunnerConfig{},
+			on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) }), child, sg)
+		mustStart(t, r, sg)
+		requireEnd(t, r, "trip-1", nil)
+		require.Less(t, time.Since(o.until), 2*time.Minute)
+		require.ErrorContains(t, *told.Load(), `children of "trip-1": not done within the Timeout of step hotels (1m0s)`)
 	})
 }
 
