@@ -658,7 +658,6 @@ func TestBrokenShardIsListedFirst(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 }
 
-// With hidden keys, a page does not reveal whether a key exists.
 // If several keys have the same text, an action must not affect a key that the operator did not mean.
 func TestActionOnAmbiguousKeyIsRefused(t *testing.T) {
 	type host struct{ Zone, Name string }
@@ -680,6 +679,7 @@ func TestActionOnAmbiguousKeyIsRefused(t *testing.T) {
 	}
 }
 
+// With hidden keys, a page does not reveal whether a key exists.
 func TestHiddenKeyCannotBeFound(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	_ = s.shards.Do(t.Context(), "secret", working)
