@@ -354,7 +354,8 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	}()
 	e := r.meters[0].refusal(r.cfg, throttle.ContextEnded)
 	for began := w.start; ; began = time.Now() {
-		if err := l.outageOf(r); err != nil {
+		if lasts, err := l.outageOf(r); err != nil {
+			w.turn = w.turn && lasts // at a high rate, calls are due before the first ping has ended the outage
 			l.handOver(w)
 			return l.reserveWithout(ctx, r, err)
 		}
@@ -489,7 +490,7 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 	defer l.end()
 	tag, name, _ := strings.Cut(key, "/")
 	r := &Reservation{l: l, cfg: cfg, keys: []string{cfg.key(tag, "c", name)}}
-	if err := l.outageOf(r); err != nil {
+	if _, err := l.outageOf(r); err != nil {
 		return fmt.Errorf("%w: %w", throttle.ErrOutage, err)
 	}
 	_, err := l.eval(ctx, cfg, r.keys, "cool", min(d, longest).Microseconds())

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -379,6 +380,26 @@ func TestLostAnswerDoesNotEndTheLine(t *testing.T) {
 			require.Equal(t, []string{"x 0s", end, "1 2s", "2 3s", "3 4s"}, report, policy)
 		})
 	}
+}
+
+// TestLostAnswerAtAHighRate has calls be due before the first ping has ended the outage.
+func TestLostAnswerAtAHighRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &rateStore{}
+		c := newCrowd(t, s.limits())
+		for range 20 {
+			c.call(t.Context(), "", fleet.Rate("a", 1000, 1).Burst(1))
+		}
+		s.set(func(s *rateStore) {
+			s.latency = func() time.Duration { return time.Millisecond }
+			s.before = func([]string) error {
+				s.set(func(s *rateStore) { s.before = nil })
+				return errDown
+			}
+		})
+		lost := slices.DeleteFunc(c.report(), func(end string) bool { return !strings.HasSuffix(end, "outage") })
+		require.Less(t, len(lost), 10, lost) // only calls that were due before the ping
+	})
 }
 
 // TestErrorOfOneCallHandsOver has an error that concerns only the first call.

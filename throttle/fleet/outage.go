@@ -29,16 +29,17 @@ func nextTry(began, now time.Time, retryEvery time.Duration) time.Time {
 	return now.Add(min(retryEvery, max(firstRetry, now.Sub(began))))
 }
 
-// outageOf returns the error of the current outage of r's node, or nil.
-func (l *Limits) outageOf(r *Reservation) error {
+// outageOf returns the error of the current outage of r's node, or nil. lasts is false if the outage is so young that
+// only one answer may have been lost.
+func (l *Limits) outageOf(r *Reservation) (lasts bool, err error) {
 	name := r.cfg.Node(r.cooldown())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tryAll(r.cfg)
 	if n := l.nodes[name]; n != nil && n.trouble.isOutage() {
-		return n.err
+		return time.Since(n.began) >= firstRetry, n.err
 	}
-	return nil
+	return false, nil
 }
 
 // retryAfter returns the time until r's node is pinged again, at least firstRetry.
