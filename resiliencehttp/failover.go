@@ -77,15 +77,11 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		trace := route{pooled: true}
 		out := req.Clone(trace.watch(req.Context()))
 		if err := body.prepare(out); err != nil {
-			if req.Context().Err() == nil {
-				// A requestError is an answer. After ctx is done, an answer would close an outer breaker.
-				err = &requestError{err: err}
-			}
-			return nil, withTimeout(errors.Join(append(errs, err)...))
+			return nil, withTimeout(errors.Join(append(errs, badRequest(req.Context(), err))...))
 		}
 		resp, judged, err := sendThrough(next, out)
 		if err != nil && body.any((*sentBody).failed) { // reading it for the next server would also fail
-			return nil, withTimeout(errors.Join(append(errs, &requestError{err: err})...))
+			return nil, withTimeout(errors.Join(append(errs, badRequest(req.Context(), err))...))
 		}
 		failure := cmp.Or(err, judged, errNothing)
 		if resp != nil {
@@ -229,7 +225,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	if h.req.GetBody != nil {
 		body, err := h.req.GetBody()
 		if err != nil {
-			return nil, &requestError{err: err}
+			return nil, badRequest(ctx, err)
 		}
 		req.Body = body
 	}

@@ -2,6 +2,7 @@ package resiliencehttp
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"math"
@@ -195,6 +196,15 @@ func (e *requestError) Unwrap() error   { return e.err }
 func (e *requestError) Refused() bool   { return e.deciding.Load() || behavior.IsRefused(e.err) }
 func (e *requestError) Answered() bool  { return !e.late }
 func (e *requestError) Retryable() bool { return false }
+
+// badRequest returns a requestError for err. But if ctx is done, it returns err: a requestError is an answer, which
+// would close an outer breaker.
+func badRequest(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	return &requestError{err: err}
+}
 
 // A waitError is the error of an attempt that was never sent, because this process had no free connection,
 // file descriptor or local port. It is a refusal, because it is not caused by the server.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -719,4 +720,40 @@ func TestBaseMayUseTheBodyAfterItHasReturned(t *testing.T) {
 			reads.Wait()
 		}
 	}
+}
+
+// A body that fails because the ctx is done, such as the body of another request with this ctx, is no answer either.
+func TestFailoverWhoseBodyIsLateHasNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		send := roundTripper(func(r *http.Request) (*http.Response, error) {
+			_, err := io.ReadAll(r.Body)
+			return nil, err
+		})
+		late := readFunc(func([]byte) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		for name, next := range map[string]http.RoundTripper{
+			"plain": send, "transport": &resiliencehttp.Transport{Base: send},
+		} {
+			req := httptest.NewRequest("PUT", "http://example.com", late).WithContext(ctx)
+			_, err := resiliencehttp.Failover(next, next).RoundTrip(req)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.False(t, resilience.Answered(err), name)
+		}
+	})
+}
+
+// Nor is a GetBody that fails because the ctx is done, when a Hedger sends a copy of the request.
+func TestHedgeWhoseGetBodyIsLateHasNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+			Base: roundTripper(func(*http.Request) (*http.Response, error) { panic("not sent") })}
+		req := httptest.NewRequest("PUT", "http://example.com", strings.NewReader("x")).WithContext(ctx)
+		req.GetBody = func() (io.ReadCloser, error) { <-ctx.Done(); return nil, ctx.Err() }
+		_, err := transport.RoundTrip(req)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, resilience.Answered(err))
+	})
 }
