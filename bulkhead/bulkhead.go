@@ -22,8 +22,9 @@
 // its ctx has less time left than a call typically takes, the bulkhead refuses the call with [DeadlineTooClose]. If
 // calls become slower while the call waits, the refusal may be later. The typical time is the median of the last 31
 // measurements. Each measurement is the time for which a call held its slots. The bulkhead measures each call that had
-// to wait, and some of the other calls. The bulkhead does not measure calls that were cut short by their callers. Before
-// the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to wait is never refused.
+// to wait, and some of the other calls. The bulkhead does not measure calls that were cut short by their callers.
+// Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to wait is never
+// refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
 // served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
