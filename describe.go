@@ -29,9 +29,10 @@ import (
 //     policy is changed. A member that is created later takes the overflow's values for all modified fields. If a
 //     value is invalid in combination with the member's own configuration, the member does not take this value. A
 //     field that holds a function counts as modified unless it still holds the same function value.
-//   - The Key of each event is the key of its member. The group observes its members only while the group
-//     itself has an observer. An observer must not call Update or the group's Close. Otherwise it would deadlock
-//     if the event came from an Update, which may make an open breaker half-open, for example.
+//   - The Key of an event is the key of the member that caused the event. The group observes its members only
+//     while the group itself has an observer. An observer must not call Update or the group's Close. Otherwise
+//     the observer would deadlock if an Update caused the event, for example if the Update makes an open breaker
+//     half-open.
 //
 // A function in a member's own description, such as its Health, must not call methods of the group.
 func (g *Group[K, P]) Describe() policy.Description {

@@ -10,7 +10,7 @@ import (
 )
 
 // Fallback returns a Middleware that calls fn with the error of a failed call and returns fn's result. If fn
-// has provided a result for the caller, fn must return nil. If the error must stay unchanged, fn must return
+// has provided a result for the caller, fn must return nil. To leave the error unchanged, fn must return
 // err. If fn returns a new error, the Middleware joins the new error with err, unless the new error already
 // wraps err. If ctx is already done, the Middleware skips the call and calls fn with ctx's error.
 //

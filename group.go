@@ -44,12 +44,12 @@ func (c GroupConfig) Validate() error {
 //
 // The policy of a key is called a member of the group. The first call with a key creates the key's member.
 // When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter. If a
-// full group has no idle member, it evicts the least recently used member. If two members are used within 1ms
+// full group has no such member, it evicts the least recently used member. If two members are used within 1ms
 // of each other, the group may evict either of them first.
 //
 // A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress, or if an
 // eviction would lose the state of its policy. For example, these policies are in use: an open breaker, a
-// bulkhead with taken slots, and a retry budget that is not full.
+// bulkhead with taken slots, and a retrier whose own budget is not full.
 //
 // If the group is full and cannot evict any member, new keys share one extra member, which is called the
 // overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
@@ -213,9 +213,9 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 	return g.table.Each(g.table.Locked(func() {}))
 }
 
-// Close closes each member: if the member has a method Close() error, Close calls this method. Close also
-// closes the overflow and members that are created later. After Close, calls still reach the closed members.
-// The documentation of the members' type specifies how a closed member handles a call. Only the first call to
+// Close calls the method Close() error of each member that has this method. Close does the same for the
+// overflow, and for members that are created later. After Close, calls still reach the closed members. The
+// documentation of the members' type specifies how a closed member handles a call. Only the first call to
 // Close has an effect.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()

@@ -44,15 +44,14 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 // another attempt may help.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
-// RetryAfter returns the time to wait before another attempt can help. If err has a method RetryAfter()
-// time.Duration, that method returns the time. If err has no method RetryAfter, the result is 0. For joined
-// errors, the result is the longest RetryAfter.
+// RetryAfter returns the time to wait before another attempt can help. The time is the result of err's method
+// RetryAfter() time.Duration, or 0 if err has no such method. For joined errors, the result is the longest
+// RetryAfter.
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Throttled reports whether the dependency rejected the call because the dependency is overloaded. For
-// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. If err has a method
-// Throttled() bool, Throttled returns the method's result. If err has no method Throttled, the result is
-// false.
+// example, HTTP servers respond with the statuses 429 and 503 when they are overloaded. Throttled returns the
+// result of err's method Throttled() bool, or false if err has no such method.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 
 // IsTimeout reports whether err is a timeout. A timeout matches [context.DeadlineExceeded], or has a method
@@ -76,7 +75,7 @@ type Result int
 
 const (
 	ResultSuccess Result = iota // the error is nil
-	ResultFailure               // any other error
+	ResultFailure               // an error that belongs to none of the classes below
 	ResultAnswer                // see [Answered]
 	ResultRefusal               // see [Refused]
 	ResultIgnored               // the caller's ctx is done; [ContextErr] distinguishes a deadline from a cancellation

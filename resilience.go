@@ -18,8 +18,8 @@
 //
 //   - The policy runs the caller's function, fn, on the caller's goroutine, and never after the policy has
 //     returned. The policy does not run fn if the ctx of the call is already done.
-//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before a panic passes through, the
-//     policy releases the call's permit or slot, and stops counting the call as in flight.
+//   - A panic or a [runtime.Goexit] in fn passes through to the caller. Before that, the policy releases the call's
+//     permit or slot, and stops counting the call as in flight.
 //   - If the policy stops retrying or waiting after fn has failed, the policy returns an error that matches
 //     fn's error. The policy's error also matches the reason for stopping, such as the error of ctx.
 //   - The policy is safe for concurrent use. Create a policy once and share it.
@@ -35,8 +35,8 @@
 //   - RetryAfter() time.Duration: another attempt cannot help before this time has elapsed.
 //   - Throttled() bool: true means that the dependency rejected the call because it is overloaded.
 //
-// The methods may belong to the error itself or to any error that it wraps. If an error wraps an error that
-// has the same method, the outer error's method decides. If [errors.Join] has joined several errors, the
+// The methods may belong to the error itself or to any error that it wraps. If an error and an error inside it
+// both have the same method, the outer error's method decides. If [errors.Join] has joined several errors, the
 // first error that has any of these methods decides. There are two exceptions. Joined errors are refused only
 // if all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
 // docs/protocol.md shows how each policy treats each error.
@@ -44,15 +44,15 @@
 // # Panics
 //
 // hedge.Hedger, cacheaside.Cache and saga.Runner also call functions on goroutines that they start. If a
-// goroutine that a package has started panics, the package recovers the panic, which becomes an error. The
-// error of a recovered panic has a method Stack() []byte, which returns the stack trace of the panic.
+// goroutine that a package has started panics, the package recovers the panic and converts it to an error, whose
+// method Stack() []byte returns the stack trace of the panic.
 //
 // # Configuration
 //
-// The following rules for configurations hold in every package:
+// These rules hold in every package:
 //
 //   - If a field is zero, the default from the field's documentation applies.
-//   - A negative value is an error, except for the constants Unlimited (no limit) and None (switched off).
+//   - A negative value is an error, except for the constants Unlimited (no limit) and None (nothing at all).
 //     Each package defines only the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
 //   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
@@ -109,8 +109,8 @@ func Chain(mw ...Middleware) Middleware {
 // mw must run fn on the caller's goroutine, as every Policy does.
 //
 // A policy with a time limit cancels fn's ctx when fn returns. fn must therefore return a value that no
-// longer needs the ctx. For example, if fn returns a [net/http.Response] from http.Client.Do, the body of the
-// response is cut off after Do has returned. Read the body in fn, or put the policies into a
+// longer needs the ctx. For example, if fn returns a [net/http.Response] from http.Client.Do, the policy
+// cuts off the body of the response. Read the body in fn, or put the policies into a
 // resiliencehttp.Transport, where the time limit also covers the reading of the body.
 func Do[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {

@@ -45,11 +45,10 @@ func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 // Continue makes the work continue after the innermost function has returned. The innermost function must
 // call Continue before it returns nil.
 //
-// Only one of a Work's calls may continue. For example, an attempt calls Continue and succeeds. Middleware
-// then turns the success into an error, and a retrier makes another attempt. The other attempt is not part of
-// the work: when the attempt's function returns, bulkheads release the slot, and timeouts cancel the ctx.
-// Therefore, put middleware that turns a success into an error outside the retrier, or call BeginWork inside
-// the retrier.
+// Only one call can continue a Work. For example, suppose that a first attempt calls Continue and succeeds, that
+// middleware turns the success into an error, and that a retrier makes a second attempt. The second attempt is not part
+// of the work: when its function returns, bulkheads release the slot, and timeouts cancel the ctx. Therefore, put
+// middleware that turns a success into an error outside the retrier, or call BeginWork inside the retrier.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
 // End ends the work. A nil err means that the work ended normally. A non-nil err is the reason why the work
@@ -59,8 +58,8 @@ func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
 // OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
 // If the work has already ended, OnEnd calls f before it returns. If w is nil or the work does not continue,
-// OnEnd returns false and never calls f. A policy must call OnEnd only after the policy's function has
-// returned nil.
+// OnEnd never calls f and returns false. Otherwise OnEnd returns true. A policy must call OnEnd only after the
+// policy's function has returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
 // AtEnd calls next and returns its error. When the work of next has ended, AtEnd calls f once. f may run on any
