@@ -44,12 +44,12 @@ const never = time.Duration(math.MaxInt64)
 //   - ContextEnded: the error and the cause of ctx.
 //   - Outage: [ErrOutage] and the error of Redis.
 //
-// If several quotas refuse a call, the field Quota is the quota whose window ends last. If a quota is too small for
-// the call, the field Quota is that quota.
+// If several quotas refuse a call, Quota is the quota whose window ends last. If a quota is too small for the call,
+// Quota is that quota.
 //
-// For a [Group], the field Key is at most 100 bytes of the text of the call's key. If the Group has no room for a key,
-// the field Key is "(other keys)". For package fleet, the field Key is the key of the meter that refused the call. If
-// Reason is Outage, the field Key is the key of the call's first meter.
+// For a [Group], Key is the call's key as a text, cut to at most 100 bytes. If the Group has no room for a key, Key
+// is "(other keys)". For package fleet, Key is the key of the meter that refused the call. If Reason is Outage, Key
+// is the key of the call's first meter.
 type LimitedError struct {
 	Name   string // the limit's name
 	Key    string // the key of a Group, or of a meter of package fleet
@@ -149,10 +149,10 @@ func (e Event) describe() policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// A Decision is the state of a limit after a call. A server can send the Decision in the headers of its response. If
-// the limit has quotas, the Decision describes the rate or the quota that has the fewest tokens left. If quotas
-// refused the call, the Decision describes the refusing quota whose window ends last. If the call can never be
-// admitted, RetryAfter is the longest Duration.
+// A Decision is the state of a limit after a call was admitted or refused. A server can send the Decision in the
+// headers of its response. If the limit has quotas, the Decision describes the rate or the quota that has the
+// fewest tokens left. If quotas refused the call, the Decision describes the refusing quota whose window ends last.
+// If the call can never be admitted, RetryAfter is the longest Duration.
 type Decision struct {
 	Admitted   bool          // whether the call was admitted
 	Quota      Quota         // the quota that the decision describes; zero if it describes the rate

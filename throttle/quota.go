@@ -42,8 +42,8 @@ type Window struct {
 	At time.Duration
 }
 
-// BillingMonth returns the window of a customer's billing months. A billing month starts at midnight on the day of
-// start, in the time zone of start.
+// BillingMonth returns the window of a customer's billing months. A billing month starts at midnight on start's day of
+// the month, in start's time zone.
 func BillingMonth(start time.Time) Window {
 	return Window{Per: Month, In: start.Location(), From: start.Day()}
 }

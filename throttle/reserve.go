@@ -54,23 +54,24 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 	return part{cfg.Name, estimate, func(used int) { l.settle(&l.meter, h, used) }}, err
 }
 
-// Settle corrects the number of tokens that the call used. If the call took more tokens than it used, the difference
-// is refunded. If the call used more tokens than it took, the difference is charged. If a charge causes a debt, calls
-// are refused until the rate has paid off the debt. The part of a debt that exceeds a burst or a quota is forgiven.
-// Only the first call to Settle or SettleEach has an effect. A negative value of used counts as zero.
+// Settle corrects the reservation to the number of tokens that the call used. If the call took more tokens than it
+// used, the difference is refunded. If the call used more tokens than it took, the difference is charged. If a charge
+// causes a debt, calls wait or are refused until the rate has paid off the debt. The part of a debt that exceeds a
+// burst or a quota is forgiven. Only the first call to Settle or SettleEach has an effect. A negative value of used
+// counts as zero.
 //
 // For a quota, Settle corrects the window from which the call took its tokens. If this window has ended, Settle does
 // not correct it. If the call took no tokens, Settle charges the current window.
 //
 // If the reservation comes from [Limits.Reserve], Settle corrects only the limits that have a [Config].Cost. If the
-// call was not sent, call SettleEach with 0 for each limit.
+// call was not sent, use SettleEach with 0 for each limit.
 func (r *Reservation) Settle(used int) {
 	r.settleParts(func(p part) (int, bool) { return used, p.estimate })
 }
 
 // SettleEach is like [Reservation.Settle], but takes a number of tokens for each limit. Each entry of the map corrects
-// one limit. The key of the entry is the name of the limit. SettleEach does not correct a limit without an entry. It
-// ignores a name if the reservation has no limit of that name.
+// one limit, whose name is the entry's key. SettleEach does not correct a limit without an entry. SettleEach ignores a
+// name if the reservation has no limit of that name.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settleParts(func(p part) (int, bool) {
 		n, ok := used[p.name]
@@ -98,8 +99,9 @@ func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 // Limits combines several limits. A call takes its tokens from all of the limits, or from none. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes the Cost of a call from every part, or from none. While a call waits for one part,
-// it already holds the tokens of the parts that come earlier in the list.
+// All returns a policy that takes a call's tokens from every part, or from none. Each part's Cost determines the
+// number of its tokens. While a call waits for one part, it already holds the tokens of the parts that come earlier in
+// the list.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{slices.Clone(parts)} }

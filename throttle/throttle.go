@@ -12,8 +12,8 @@
 //	}
 //
 // A call takes one token, or the number of tokens that Config.Cost returns. A call spends its tokens even if it fails.
-// If the cost of a call is known only after the call, use [Limiter.Reserve]. In any t seconds, calls can take at most
-// Burst + Rate*t tokens from the rate of a [Limiter], not counting refunded tokens. Quotas are additional limits for
+// If the cost of a call is known only after the call, use [Limiter.Reserve]. In any t seconds, a [Limiter] with a
+// Rate gives calls at most Burst + Rate*t tokens, not counting refunded tokens. Quotas are additional limits for
 // longer windows.
 //
 // A [Group] holds a limit for each of many keys:
@@ -64,9 +64,9 @@ const (
 	Unlimited = -1
 
 	// None means that nothing is admitted, except for calls whose cost is zero. None is valid only for fields whose
-	// comment mentions None. A function that is passed to Update must test a field that may be None or Unlimited before it
-	// calculates with the field. None is a large negative number. Therefore a calculation such as Unlimited-1 does not
-	// result in None.
+	// comment mentions None. If a field may be None or Unlimited, a function that is passed to Update must test for both
+	// before it calculates with the field. None is a large negative number. Therefore a calculation such as Unlimited-1
+	// does not result in None.
 	None = -1 << 31
 )
 
@@ -78,8 +78,8 @@ type Config struct {
 
 	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time between two tokens is
 	// rounded up to a whole nanosecond. [None] admits nothing. [Unlimited] means that only Quotas, if there are any,
-	// limit the calls. Zero also means that only Quotas limit the calls, but then at least one quota is required. If a 0
-	// from another source means "nothing", convert the 0 to None.
+	// limit the calls. Zero means the same, but requires at least one quota. If a 0 from another source means "nothing",
+	// convert the 0 to None.
 	Rate float64
 
 	// Burst is the number of tokens that calls may spend together after a pause. A new Limiter has a full burst. Zero
@@ -200,8 +200,8 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	return err
 }
 
-// Admit is like [Limiter.Wait], but also returns the state of the limit after the call. A server can send the Decision
-// in the headers of its response.
+// Admit is like [Limiter.Wait], but also returns the state of the limit after it has admitted or refused the call. A
+// server can send the Decision in the headers of its response.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	h, err := l.hold(ctx, byCost)
 	if err == nil {
@@ -265,8 +265,8 @@ func (l *Limiter) Config() Config { return l.setting.Config() }
 //
 // Tokens that are already spent stay spent. For example, if 7 tokens are spent and Burst changes from 10 to 20, 13
 // tokens remain. The spent tokens of a quota stay spent if the quota's window stays the same. While Rate or Burst is
-// None, or Rate is Unlimited, the burst refills at the previous rate. If a limit is set for a rate or a quota that was
-// Unlimited, the tokens that calls took before do not count. A waiting call keeps its place and its MaxWait. If a
+// None, or Rate is Unlimited, the burst refills at the previous rate. If a rate or a quota was Unlimited and gets a
+// limit, the tokens that calls took before do not count. A waiting call keeps its place and its MaxWait. If a
 // waiting call costs more than the new Burst, the call waits until the rate has yielded all of the call's tokens.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)

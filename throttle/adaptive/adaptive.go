@@ -7,10 +7,10 @@
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// In the formula, requests is the number of calls in the last Window, both sent and shed. In the same formula, accepts
-// is the number of calls in the last Window that the server accepted or that are still in flight. A Throttle needs no
-// configured limit and no support by the server. While the server rejects calls, a Throttle still sends a few calls,
-// and thus notices when the server has recovered.
+// In the formula, requests is the number of calls in the last Window, both sent and shed, and accepts is the number of
+// those calls that the server accepted or that are still in flight. A Throttle needs no configured limit and no
+// support by the server. While the server rejects calls, a Throttle still sends a few calls, and thus notices when the
+// server has recovered.
 //
 // # Stability
 //
@@ -47,8 +47,8 @@ type Config struct {
 	// server has recovered.
 	K float64
 
-	// Window is the time for which a call is counted. Calls expire in groups, one group for each 24th of Window. Zero
-	// means 2 minutes. The minimum is 24ns. Update cannot change Window.
+	// Window is the time for which a call is counted. Counted calls expire in groups, one group for each 24th of Window.
+	// Zero means 2 minutes. The minimum is 24ns. Update cannot change Window.
 	Window time.Duration
 
 	// Throttled reports whether an error means that the server rejected or could not accept the call. The Throttle does
