@@ -35,14 +35,15 @@
 //     running calls lose their slots; see [ErrLost].
 //   - The maxmemory-policy of Redis must be noeviction. If Redis evicts keys, the spent tokens of quotas are available
 //     again.
-//   - If Redis has no memory left, no call is admitted, but slots are still freed and renewed.
+//   - If Redis has no memory left, Redis admits no call, but still frees and renews slots. [Config.OnOutage] then
+//     decides whether calls are admitted.
 //
 // # Outages
 //
 // If a round trip to a node of Redis fails, an outage of this node starts. During an outage, no call waits for the
 // node, and [Config.OnOutage] decides whether calls are admitted. The node is pinged in the background when the outage
-// starts. After that, the node is pinged 100ms after the start, 200ms after the start, 400ms after the start, and so
-// on. The pauses between pings grow up to Config.RetryEvery.
+// starts. After that, the node is pinged 100ms, 200ms, 400ms and so on after the start. The pauses between pings grow
+// up to Config.RetryEvery.
 //
 // In the following cases, no outage starts, because the node answers:
 //
@@ -89,9 +90,8 @@ var script string
 const Unlimited = throttle.Unlimited
 
 var (
-	// ErrLost is a cause of cancellation. When a running call loses its slots, the ctx of the call is canceled with
-	// this cause. A call loses its slots if the lease of a slot could not be renewed, or if [Limits.Close] frees the
-	// slots.
+	// ErrLost is the cause with which the ctx of a running call is canceled when the call loses its slots. A call loses
+	// its slots if the lease of a slot could not be renewed, or if [Limits.Close] frees the slots.
 	ErrLost = errors.New("fleet: slot lost")
 	// Calls after [Limits.Close] return ErrClosed.
 	ErrClosed error = &closedError{}
@@ -123,10 +123,9 @@ const (
 	//   - For a rate: one burst in each outage, plus the rate times the duration of the outage.
 	//
 	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5, and one answer of Redis was
-	// too late every 1.5 seconds. In this measurement, the processes admitted 37% more tokens than the limit allows.
+	// too late every 1.5 seconds. The processes admitted 37% more tokens than the limit allows.
 	//
-	// A process holds its parts of at most 100,000 limits. If the process holds that many parts, it refuses a call that
-	// uses another limit.
+	// A process that holds its parts of 100,000 limits refuses a call that uses another limit.
 	Local OutagePolicy = "local"
 
 	// Admit admits all calls, without a limit.
@@ -157,10 +156,10 @@ type Config struct {
 	// resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs several scripts in one pipeline. EvalEach is used for settlements and for the renewal of slots. Nil
-	// means that Eval is called for each script, with at most eight calls in parallel. Without EvalEach, a node that
-	// hangs delays the settlements and renewals on all nodes. EvalEach must return when its ctx is done. For go-redis,
-	// use resilienceredis.EvalEach(client).
+	// EvalEach runs several scripts in one pipeline. EvalEach is used for settlements (see [Reservation.Settle]) and for
+	// the renewal of slots. Nil means that Eval is called for each script, with at most eight calls in parallel. Without
+	// EvalEach, a node that hangs delays the settlements and renewals on all nodes. EvalEach must return when its ctx is
+	// done. For go-redis, use resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
 	// Node returns the name of the Redis node that holds a key. With Node, an outage of one node does not affect calls
@@ -176,12 +175,13 @@ type Config struct {
 	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
 	// slots are admitted in the order of their arrival. A call that waits for slots sends requests to Redis repeatedly.
 	// If one of these requests takes longer than a second to reach Redis, the order may change. If the process of a
-	// waiting call dies, the calls behind it are delayed for up to 1.25 seconds.
+	// waiting call dies, calls that arrived later are delayed for up to 1.25 seconds.
 	//
-	// If calls of one process wait for the same rate, only the first of them asks Redis again: the call with the lowest
-	// cost or, if costs are equal, the call that arrived first. Apart from this, calls that wait for rates are admitted
-	// in no particular order. A new call asks Redis before it waits, so it may overtake waiting calls. Calls that also
-	// use slots ask Redis independently of each other, and so do calls that started before and after an Update.
+	// If calls of one process wait for the same rate, only one of them asks Redis again: the call with the lowest cost
+	// or, if costs are equal, the call that arrived first. Apart from this, calls that wait for rates are admitted in
+	// no particular order. A new call asks Redis before it waits, so it may overtake waiting calls. A call that also uses
+	// slots asks Redis independently of other calls. A call that started before an Update asks Redis independently of
+	// calls that started after the Update.
 	//
 	// Meters is not called again for a waiting call, so the call keeps its meters even if the limits change.
 	MaxWait time.Duration
@@ -200,7 +200,7 @@ type Config struct {
 	RetryEvery time.Duration
 
 	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call starts to
-	// wait. OnOutage decides about a call that already waits when the call would ask Redis again. Empty means Refuse.
+	// wait. If a call already waits, OnOutage decides when the call would ask Redis again. Empty means Refuse.
 	OnOutage OutagePolicy
 
 	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local.
@@ -472,10 +472,10 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cooldown starts a cooldown of the time d for the meter with the given key. During the cooldown, all processes refuse
-// each call that uses the meter. A cooldown refuses even calls with a cost of 0. For example, d is the Retry-After that
-// an upstream service has sent. If a longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing
-// if d is not positive. If Redis cannot be reached, the error matches [throttle.ErrOutage].
+// Cooldown starts a cooldown for the meter with the given key. For the time d, all processes refuse each call that uses
+// the meter, even a call with a cost of 0. For example, d is the Retry-After that an upstream service has sent. If a
+// longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis
+// cannot be reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {
@@ -510,8 +510,7 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 // Close waits until all settlements have reached Redis or until ctx is done. If some settlements have not reached
 // Redis, Close returns an error with their number. If a running Do has slots, Close cancels the ctx of its fn with the
 // cause [ErrLost]. A reservation can still be settled after Close, but the settlement may not reach Redis. If Close is
-// called again, it waits again. At a shutdown, do not pass a ctx that is already canceled. Otherwise Close does not
-// wait.
+// called again, it waits again. If ctx is already canceled, as often at a shutdown, Close does not wait.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {

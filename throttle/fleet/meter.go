@@ -15,8 +15,9 @@ import (
 )
 
 // A Meter is one of the limits that a call uses, with the call's cost. The key of a meter identifies the limit in all
-// processes. A limit of [throttle.None] refuses every call that takes tokens or a slot. A limit of
-// [throttle.Unlimited] refuses no call. If a 0 from another source means "nothing", convert the 0 to None.
+// processes. With the limit [throttle.None], a meter refuses every call that takes its tokens or a slot. With the
+// limit [throttle.Unlimited], a meter refuses no call. If a 0 from another source means "nothing", convert the 0
+// to None.
 type Meter struct {
 	*kind
 	key       string
@@ -66,8 +67,8 @@ func Quota(key string, n int, window throttle.Window, cost int) Meter {
 	return m
 }
 
-// Slots returns a meter that allows n concurrent reservations, at most 1e6. A reservation holds its slot until it is
-// settled. If a process is killed, its slots become free when their leases end; see [Config.Lease].
+// Slots returns a meter that allows n concurrent reservations, at most 1e6. A reservation holds its slot until the
+// reservation is settled. If a process is killed, its slots become free when their leases end; see [Config.Lease].
 func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
 // Burst returns a copy of m with a burst of n tokens, at most 4e9. The meter m must be a Rate.

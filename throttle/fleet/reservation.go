@@ -111,9 +111,9 @@ func (r *Reservation) Lost() <-chan struct{} {
 	return r.lost.Done()
 }
 
-// Settle corrects the number of tokens that the call used, and frees the slots of the reservation. Settle corrects
-// only meters whose cost is [Meter.Estimated]. For the rules of the correction, see [throttle.Reservation.Settle]. If
-// Settle is not called, the call counts as having used its costs.
+// Settle corrects the reservation to the number of tokens that the call used, and frees the slots of the reservation.
+// Settle corrects only meters whose cost is [Meter.Estimated]. For the rules of the correction, see
+// [throttle.Reservation.Settle]. If Settle is not called, the call counts as having used its costs.
 //
 // The settlement is sent to Redis in the background, several times if necessary, but Redis counts it only once.
 // [Limits.Close] waits for all settlements.
@@ -122,7 +122,7 @@ func (r *Reservation) Settle(used int) {
 }
 
 // SettleEach is like [Reservation.Settle], but takes a number of tokens for each meter. Each entry of the map corrects
-// one meter. The key of the entry is the part of the meter's key after the first slash. SettleEach does not correct a
+// one meter. The entry's key is the part of the meter's key after the first slash. SettleEach does not correct a
 // meter without an entry.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settle(func(m *Meter) (int64, bool) {

@@ -20,7 +20,7 @@ type Stats struct {
 	Failed        int64                     `counter:"redis.failures"`                  // calls whose round trip failed
 	Forgiven      int64                     `counter:"tokens{outcome=forgiven}"`        // debt beyond a burst or a quota
 	Unsettled     int                       `gauge:"settlements.pending"`               // settlements not yet in Redis
-	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements that came too late
+	LateSettled   int64                     `counter:"settlements{outcome=late}"`       // settlements too late to count
 	NeverSettled  int64                     `counter:"settlements{outcome=lost}"`       // settlements that Redis never got
 	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
 	Down          bool                      `gauge:"down"`                              // whether a node cannot be reached
