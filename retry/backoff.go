@@ -15,10 +15,10 @@ type Backoff = interface {
 	Reset() // called before the first delay
 }
 
-// Exponential waits for a random time between zero and a limit. The limit starts at first, doubles with each retry,
-// and is at most longest. The random wait is the "full jitter" of Brooker, "Exponential Backoff And Jitter" (AWS,
-// 2015). Half of the waits are shorter than half of the limit, and a wait can be close to zero. To prevent very short
-// waits, set [Config.MinDelay].
+// Exponential waits for a random time between zero and a limit. The limit for the first retry is the argument first.
+// The limit doubles with each further retry, up to the argument longest. The random wait is the "full jitter" of
+// Brooker, "Exponential Backoff And Jitter" (AWS, 2015). Half of the waits are shorter than half of the limit, and a
+// wait can be close to zero. To prevent very short waits, set [Config.MinDelay].
 //
 // If its arguments are invalid, Exponential does not panic, but [Config.Validate] returns an error. The arguments are
 // valid if 0 < first <= longest.

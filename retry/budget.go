@@ -40,7 +40,7 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
-// A Budget limits the retries of all Retriers that share it. A Budget is safe for concurrent use.
+// A Budget limits the retries of the Retriers that use it, all together. A Budget is safe for concurrent use.
 //
 // A Budget is a bucket of retries. Each call adds Ratio retries, and each second adds PerSecond retries. A Retrier
 // takes a retry out of the bucket before it waits for the next attempt. If the bucket holds less than one retry, the

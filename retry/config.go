@@ -19,23 +19,23 @@ const (
 type Config struct {
 	// Name identifies the Retrier in errors, events and metrics. Update cannot change Name.
 	Name string
-	// Attempts is the maximum number of attempts of a call. Attempts that were refused count too. Zero means 3.
+	// Attempts is the maximum number of attempts of a call, including attempts that were refused. Zero means 3.
 	// [Unlimited] means that only ctx and Budget limit the attempts.
 	Attempts int
 	// AttemptTimeout is the longest duration of an attempt. If an attempt exceeds AttemptTimeout, its ctx is
 	// canceled, and another attempt may follow. If the error of the canceled attempt is retryable, it matches
 	// [context.DeadlineExceeded]. Zero means no limit.
 	//
-	// Within a resiliencehttp.Transport, an attempt includes the reading of the body. Do not use AttemptTimeout around
-	// http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout would cut off the body.
-	// For HTTP, use a resiliencehttp.Transport instead.
+	// For HTTP, use a resiliencehttp.Transport: within a Transport, an attempt includes the reading of the body. Do not
+	// use AttemptTimeout around http.Client.Do: the body is read after http.Client.Do has returned, so AttemptTimeout
+	// would cut off the body.
 	//
 	// A breaker inside the Retrier cannot distinguish AttemptTimeout from the caller's deadline. If there is a breaker
 	// inside the Retrier, use resilience.Timeout as the innermost policy instead of AttemptTimeout.
 	AttemptTimeout time.Duration
 	// HealthyAfter is for calls that normally run for days, such as sessions. If an attempt has run for at least
 	// HealthyAfter and then fails, the count of attempts starts again: the failed attempt counts as the first attempt
-	// of a new call. Zero means that a failed attempt never counts as the first attempt of a new call.
+	// of a new call. Zero means that the count never starts again.
 	HealthyAfter time.Duration
 	// Backoff returns a new [Backoff] for each call that is retried. Config.Validate also calls the function Backoff.
 	// Nil means Exponential(100ms, 10s).
@@ -58,7 +58,7 @@ type Config struct {
 	Budget *Budget
 }
 
-// A FailedAttempt is an attempt that failed or was refused, and that is followed by another attempt.
+// A FailedAttempt describes an attempt that failed or was refused, and the wait before the next attempt.
 type FailedAttempt struct {
 	Name        string        // the Retrier's name
 	Number      int           // the attempt's number, from 1
@@ -104,9 +104,9 @@ func (r *Retrier) Config() Config { return r.setting.Config() }
 
 // Update calls change with the effective configuration, and then applies the modified configuration. If the modified
 // configuration is invalid, Update returns an error, and nothing changes. If change does not alter a field, the field
-// keeps its value, or continues to follow its default. In the Config that change receives, the field of a function is
-// nil if it was not set. Attempts may be Unlimited, which is -1, so change must test for Unlimited before it
-// calculates with Attempts. change must not call methods of r, because Update holds a lock.
+// keeps its value, or continues to follow its default. In the Config that change receives, a field that holds a
+// function is nil if the field was not set. Attempts may be Unlimited, which is -1, so change must test for Unlimited
+// before it calculates with Attempts. change must not call methods of r, because Update holds a lock.
 //
 // Calls in flight finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error {

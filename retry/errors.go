@@ -12,8 +12,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// The Cause of an [Error] matches ErrExhausted in three cases: all Attempts were used, the next delay was negative, or
-// an error had a RetryAfter longer than MaxRetryAfter.
+// The Cause of an [Error] matches ErrExhausted if all Attempts were used, if the next delay was negative, or if the
+// RetryAfter of an error was longer than MaxRetryAfter.
 var ErrExhausted = errors.New("retry: no attempts left")
 
 // ErrOverBudget is the Cause of an [Error] if the [Budget] did not allow another retry.

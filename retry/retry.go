@@ -18,8 +18,8 @@
 //     error whose method Answered() bool returns true is not retryable either, unless its method Retryable() bool
 //     returns true.
 //   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
-//     retry from the Budget. If an open breaker refuses an attempt, no retry follows. If a half-open breaker refuses
-//     an attempt, the call is retried.
+//     retry from the [Budget]. No retry follows if the policy is an open breaker. If the policy is a half-open breaker,
+//     the call is retried.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
 //   - If retriers are nested, only the outermost one retries. A Retrier whose Config.Attempts is 1 does not count as
 //     the outermost retrier. Under a ctx from [Fresh], an inner Retrier also retries.
@@ -299,8 +299,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok is false if
-// neither a Retrier nor a saga may repeat the work of ctx. For example, ok is false if ctx comes from [Fresh], or if
+// AttemptFrom returns the number of the attempt that ctx belongs to. Attempts are numbered from 1. ok reports
+// whether a Retrier or a saga may repeat the work of ctx. For example, ok is false if ctx comes from [Fresh], or if
 // the Config.Attempts of the Retrier is 1.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
