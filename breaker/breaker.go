@@ -35,10 +35,10 @@
 // The work of a call may continue after the call has returned. For example, the caller may still read the response of
 // an HTTP server. Work that continues after its call has returned is called a stream. A stream's call counts as a
 // success when the call returns. If the stream breaks later, the call counts as a failure instead, unless the caller
-// canceled it.
+// canceled the stream.
 //
-// A gRPC stream is open before the server has answered. So the call of a gRPC stream counts at the first of three
-// events: the server answers, the stream ends, or the stream has continued for Config.Window.
+// A gRPC stream is open before the server has answered. So the result of the stream's call is counted only at the
+// first of three events: the server answers, the stream ends, or the stream has continued for Config.Window.
 //
 // # Late results
 //
@@ -54,16 +54,16 @@
 // consecutive failures starts a burst. A later failure belongs to the same burst if its call was already in flight at
 // the first failure, and failed at most 250ms after the first failure.
 //
-// If a burst has more than one failure, the breaker does not open within 250ms after the first failure. If at least
-// half of the failures in the run are timeouts, the breaker may open without the delay of 250ms.
+// If a burst has more than one failure, the breaker usually does not open within 250ms after the first failure. The
+// breaker may open earlier if at least half of the failures in the run are timeouts.
 //
-// Failures of calls that do not overlap are never in the same burst. If ConsecutiveFailures calls fail without
-// overlap, the breaker opens immediately.
+// Failures of calls that do not overlap are never in the same burst. If the number of failures without overlap reaches
+// ConsecutiveFailures, the breaker opens immediately.
 //
 // # Limits
 //
 // Do not nest a call under a breaker in another call under the same breaker. While the breaker is half-open, the
-// outer call holds the permit that the inner call needs.
+// outer call may be the only probe that can run. The breaker then refuses the inner call.
 //
 // References: the Circuit Breaker pattern (Cloud Design Patterns) and Nygard's book "Release It!". The state machine
 // is github.com/sony/gobreaker.
@@ -194,7 +194,7 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 // Begin starts a call that is not a single function. If ctx is done or the breaker refuses the call, Begin returns
 // the same error as [Breaker.Do], and done is nil. If Begin returns no error, the caller must call done with the
 // result of the call. done may be called from any goroutine. Only the first call to done has an effect. Do not cancel
-// ctx before done is called, because the breaker ignores an error that is returned after the cancellation.
+// ctx before done is called, because the breaker ignores an error that is passed to done after the cancellation.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {

@@ -21,9 +21,9 @@ type Config struct {
 
 	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken
 	// streams are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream
-	// continues. A stream that ends without a failure ends a run of broken streams. A stream that has continued for a
-	// Window also ends a run of broken streams. A burst counts as one failure; see the package documentation. So if many
-	// calls are in flight, a dependency that fails most but not all calls may never reach ConsecutiveFailures. Set
+	// continues. A stream that ends without a failure ends a run of broken streams. A stream that has continued for the
+	// time Window also ends a run of broken streams. A burst counts as one failure; see the package documentation. So if
+	// many calls are in flight, a dependency that fails most but not all calls may never reach ConsecutiveFailures. Set
 	// FailureRate to open the breaker for such a dependency. If FailuresInWindow or FailureRate is set, zero means that
 	// ConsecutiveFailures is not used. If neither is set, zero means 5.
 	ConsecutiveFailures int
@@ -67,22 +67,21 @@ type Config struct {
 	// shorter. Zero means OpenFor.
 	ProbeTimeout time.Duration
 	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. The open
-	// time doubles with each further opening, up to MaxOpenFor. After the breaker has been closed for a whole Window,
-	// the next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
+	// time doubles with each further opening, up to MaxOpenFor. If the breaker has been closed for a whole Window, its
+	// next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter is the longest open time that a dependency can request. The errors that open the breaker may have a
-	// method RetryAfter() time.Duration. If any of these errors has a RetryAfter, the longest RetryAfter replaces
-	// OpenFor as the open time. Up to a tenth of the RetryAfter is added at random, but the sum is at most
-	// MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter is the longest open time that a dependency can request. If errors that open the breaker have a method
+	// RetryAfter() time.Duration, the longest RetryAfter replaces OpenFor as the open time. Up to a tenth of the
+	// RetryAfter is added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and
+	// MaxOpenFor.
 	MaxRetryAfter time.Duration
 	// Probes is the number of probes that must succeed to close the breaker. Probes is also the maximum number of
 	// probes that run at the same time. Probes that have exceeded ProbeTimeout are not included in this maximum. If
 	// Update changes Probes, the change takes effect when the breaker opens the next time. Zero means 1.
 	Probes int
 
-	// Classify returns the [Verdict] on an error. Classify is called for an error that would otherwise be a failure.
-	// Classify is also called for an error whose methods Answered() bool and Throttled() bool both return true. Nil
-	// means [DefaultClassify].
+	// Classify returns the [Verdict] on an error. Classify is called for an error that would otherwise be a failure, and
+	// for an error whose methods Answered() bool and Throttled() bool both return true. Nil means [DefaultClassify].
 	Classify func(error) Verdict
 }
 

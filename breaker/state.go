@@ -246,8 +246,8 @@ func (b *Breaker) State() (s State) {
 }
 
 // Trip opens the breaker for exactly d, even if the breaker is already open for a longer time. If d is not positive,
-// the open time is the same as after a failure without a RetryAfter. Trip has no effect while the breaker is forced
-// open or disabled. Errors and events report the given reason as the last error.
+// the breaker opens for the same time as after a failure without a RetryAfter. Trip has no effect while the breaker is
+// forced open or disabled. Errors and events report the given reason as the last error.
 //
 // docs/cookbook.md has a middleware that calls Trip after an error that has a RetryAfter.
 func (b *Breaker) Trip(reason error, d time.Duration) {
