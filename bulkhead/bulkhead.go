@@ -12,19 +12,19 @@
 //		// The call was not made.
 //	}
 //
-// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier. Then a
-// call holds no slot during the pause before a retry. A call holds its slot until its function returns. Within a
+// Use one bulkhead for all calls to a dependency. In a chain of policies, place the bulkhead inside the retrier, so
+// that a call holds no slot during the pause before a retry. A call holds its slot until its function returns. Within a
 // resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
 //
 // # Overload
 //
 // The bulkhead does not let a call wait if the call would get its slot too late to finish. If a call has to wait, and
 // its ctx has less time left than a call typically takes, the bulkhead refuses the call with [DeadlineTooClose]. If
-// calls become slower while the call waits, the refusal may be later. The typical time is the median of the last 31
-// measurements. Each measurement is the time for which a call held its slots. The bulkhead measures each call that had
-// to wait, and some of the other calls. The bulkhead does not measure calls that were cut short by their callers.
-// Before the 8th measurement, no call is refused with DeadlineTooClose. A call that does not have to wait is never
-// refused.
+// calls become slower while a call waits, its refusal may be later than this rule says. The time that a call
+// typically takes is the median of the last 31 measurements. Each measurement is the time for which a call held its
+// slots. The bulkhead measures each call that had to wait, and some of the other calls. The bulkhead does not
+// measure calls that were cut short by their callers. Before the 8th measurement, no call is refused with
+// DeadlineTooClose. A call that does not have to wait is never refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
 // served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
@@ -115,8 +115,8 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 }
 
 // Begin acquires the slots for work that is not a single function. When the work ends, call done with the error of the
-// work. The first call to done releases the slots. Further calls to done have no effect. done may be called from any
-// goroutine. If Begin returns an error, done is nil.
+// work. Only the first call to done has an effect: it releases the slots. done may be called from any goroutine. If
+// Begin returns an error, done is nil.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -378,7 +378,7 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
 // If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
-// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. The
+// continue. Waiting calls continue to wait, but a waiting call that costs more than the new limit is refused. The
 // function must not call methods of b, because Update holds a lock.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)

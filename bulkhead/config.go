@@ -24,8 +24,8 @@ type Config struct {
 	MaxWait time.Duration
 
 	// Queue is the maximum number of waiting calls. The maximum of Queue is 1<<31 - 1. Zero means 1000. If MaxWait is 0,
-	// no call waits, and Queue must be 0. When the queue is full, a new call may displace a less important call. The
-	// displaced call is the newest call at the least important level.
+	// no call waits, and Queue must be 0. When the queue is full, a new call may displace a less important call (see
+	// Priority). The displaced call is the newest call at the least important level.
 	Queue int
 
 	// Levels is the number of priority levels. The maximum is 1000. Zero means 1. Update cannot change Levels.
@@ -41,13 +41,14 @@ type Config struct {
 	// call needs more slots than are free, the free slots are reserved for that call.
 	Cost func(context.Context) int
 
-	// Share returns the name of a call's share, such as the tenant of the caller. Shares divide the slots fairly.
-	// Calls without a tenant may use "". At each level, the share that holds the fewest slots is served next. Shares
-	// that hold the same number of slots take turns. If Share is set, MaxWait must not be 0.
+	// Share returns the name of a call's share. A share is a group of calls, such as the calls of one tenant. The slots
+	// are divided fairly among the shares. Calls without a tenant may use the share "". At each level, the share that
+	// holds the fewest slots is served next. Shares that hold the same number of slots take turns. If Share is set,
+	// MaxWait must not be 0.
 	//
 	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
-	// newest call in the longest line at its level. The new call's own line must be shorter than the longest line, even
-	// with the new call in it. Otherwise the new call displaces no call.
+	// newest call in the longest line at the new call's level. It does so only if its own line, including the new call,
+	// is shorter than the longest line.
 	Share func(context.Context) string
 }
 

@@ -72,7 +72,7 @@ func (e *FullError) Is(target error) bool {
 	return target == ErrFull || e.Reason == DeadlineTooClose && target == context.DeadlineExceeded
 }
 
-// Unwrap returns the error and the cause of ctx if ctx was done. If ctx was not done, Unwrap returns nil.
+// Unwrap returns the error and the cause of ctx if ctx was done, and nil otherwise.
 func (e *FullError) Unwrap() error { return e.err }
 
 // Refused returns true, because the call was not made.
