@@ -10,8 +10,8 @@
 //
 // Use this package instead of package bulkhead if the capacity of the server is not known, changes, or is shared with
 // other clients. If a fixed limit is above the capacity of the server, calls queue in the server. The callers may
-// cancel before the server reaches their calls, and the bulkhead cannot choose the order of calls in the server.
-// Calls that wait for a slot queue in the same way as in package bulkhead.
+// cancel before the server reaches their calls, and the bulkhead cannot choose the order of calls there. Calls wait for
+// a slot in the same way as in package bulkhead.
 //
 // # Samples
 //
@@ -20,10 +20,11 @@
 //   - A call that succeeds is a sample. A call whose error has a method Answered() bool that returns true is also a
 //     sample. If a call has a response, its latency is the time until the headers of the response.
 //   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. A call that
-//     shows overload is also a sample. The latency of such a sample is at least four times the latency of an idle
-//     server. A response body that is cut off because time ran out is an additional sample that shows overload.
-//   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends.
-//     The sample of a call that still runs is a lower bound of the call's latency.
+//     shows overload is also a sample. The latency of such a sample counts as at least four times the latency of an
+//     idle server. A response body that is cut off because time ran out is an additional sample that shows overload.
+//   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends. The
+//     usual latency is a mean of the latest samples. The sample of a call that still runs is a lower bound of the
+//     call's latency.
 //   - Any other call is not a sample: it ended with another error or a panic, an inner policy refused it, or its
 //     caller canceled it.
 //
@@ -45,8 +46,8 @@
 //
 // Long calls, such as streams, may hold all slots. If no call has started or ended for ten times the usual latency (at
 // least 100ms), the limit grows for a new call that needs slots. The limit grows by one slot at a time, until the new
-// call fits or the limit reaches a bound. The bound is a recent limit plus the number of slots of responses that are
-// still being read.
+// call fits or the limit reaches a bound. The bound is the highest recent limit plus the number of slots of responses
+// that are still being read.
 //
 // # Limits
 //
@@ -55,10 +56,10 @@
 //   - Ten or more processes call the server, and their clocks differ by seconds.
 //   - Several dozen processes call the server, and share it with clients that have no limit.
 //
-// If a long queue may remain in the server, set Max to at most the number of calls that the server can handle from each
-// process. If several processes overload a server, the processes with the shortest calls get the fewest slots. These
-// processes may get almost no slots. For a server that works on fewer than about ten calls at the same time, use
-// package bulkhead.
+// If a long queue may remain in the server, set Max to at most the number of concurrent calls that the server can
+// handle from each process. If several processes overload a server, the processes with the shortest calls get the
+// fewest slots. These processes may get almost no slots. For a server that works on fewer than about ten calls at the
+// same time, use package bulkhead.
 //
 // # Stability
 //
@@ -89,7 +90,7 @@ type Config struct {
 	// Bulkhead configures everything except the limit. Bulkhead.Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit. The limit may grow above Initial. While calls then use only a small part of the
+	// Initial is the first limit. The limit may grow above Initial. If calls later use only a small part of the
 	// limit, the limit shrinks to Initial. Zero means 20, but at least Min and at most Max.
 	Initial int
 
