@@ -16,7 +16,7 @@ func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
-// An Event reports that a [Hedger] started a second call, or that [Config].Ratio did not allow one.
+// An Event reports that a [Hedger] started a second call, or that [Config].Ratio did not allow a second call.
 type Event struct {
 	Kind EventKind // the kind of the event
 	Name string    // the Hedger's name

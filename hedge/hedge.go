@@ -12,8 +12,9 @@
 //	})
 //
 // Hedge only operations that are safe to run twice, even concurrently. A failure of the first call does not
-// start a second call. To retry failures, put a retry.Retrier around Do. When one call succeeds, the other
-// call is canceled. Policies inside the canceled call do not count the cancellation as a failure.
+// start a second call. To retry failures, put a retry.Retrier around Do. When the first or the second call
+// succeeds, Do cancels the other call. Policies inside the canceled call do not count the cancellation as a
+// failure.
 //
 // A Hedger is not a resilience.Policy, because a Policy calls a func(context.Context) error. Two hedged calls
 // to a func(context.Context) error would concurrently write their results to the same variable. A Hedger
@@ -54,9 +55,9 @@ type Config struct {
 	Quantile float64
 	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
 	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
-	// ten allowed second calls. If an inner policy refuses a first call, the first call adds no allowed
-	// second calls. If an inner policy refuses a second call, the second call does not count as one of the
-	// allowed second calls. Zero means 0.1. [Unlimited] means no limit.
+	// ten allowed second calls. If an inner policy refuses a first call, the first call allows no second
+	// calls. If an inner policy refuses a second call, the second call does not use up an allowed second
+	// call. Zero means 0.1. [Unlimited] means no limit.
 	Ratio float64
 	// Discard, if not nil, is called with each unused value. A value is unused if a successful call returned
 	// the value, but Do does not return it. For example, Discard can close the value. Do calls Discard before
