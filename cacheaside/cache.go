@@ -16,16 +16,17 @@
 //
 // A Cache gives these guarantees, with and without a Store:
 //
-//   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the value that it gets is at least as new
-//     as the data that was committed before that call. If a load is in flight during an invalidation, the result of the
-//     load is not cached. Callers that joined the load before the invalidation may get the result.
+//   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the value that Get returns is at least as
+//     new as the data that was committed before the invalidation. Write invalidates its key after its function has
+//     returned. If a load is in flight during an invalidation, the result of the load is not cached. Callers that
+//     joined the load before the invalidation may get the result.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
 //     processes together until the lease of the load expires. A lease is the right to load a key for a limited time.
 //     There are two exceptions. After a load was canceled, timed out, was invalidated or was bypassed by SkipMemory,
-//     the load may still run while a new load of the same key runs. While the Store fails, or a Write of the key is in
+//     that load may still run while a new load of the same key runs. While the Store fails, or a Write of the key is in
 //     progress, each process loads the key by itself.
-//   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, it fails for all callers that wait
-//     for it, in every process.
+//   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, all callers that wait for the load
+//     get a failure, in every process.
 //   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows the
 //     value. After an invalidation of its key, a value is never served.
 //   - A caller waits for a load only until the caller's own ctx is done. When the last caller of a load has canceled,
@@ -33,8 +34,8 @@
 //
 // # Several processes
 //
-// With a Store, a process always sees its own writes (see Config.ReplicaLag for an exception). A process sees a write
-// of another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
+// With a Store, a process sees its own writes; for an exception, see Config.ReplicaLag. A process sees a write of
+// another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
 // process may serve an outdated value from its memory. An outdated value is served for at most its TTL plus the larger
 // of StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one
 // round trip to the Store. While a process has lost its subscription to the Store, it serves no values from its memory.
@@ -176,11 +177,11 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
 // Update calls change with the effective Config, with its defaults filled in. The function must not call the Cache. A
-// field that the function does not modify still follows its default. A field can have the value [None], which is
-// negative, so test for None before calculating with the field. If Update returns an error or the function panics, the
-// settings remain as they were. Cached entries keep their expiration times, and loads in flight keep their settings. A
-// new function Key must return the same strings as the previous one. The fields Name, Store, Codec and Version cannot
-// be changed.
+// field that the function does not modify still follows its default. Jitter or ErrorPause can be [None], which is
+// negative, so test these fields for None before calculating with them. If Update returns an error or the function
+// panics, the settings remain as they were. Cached entries keep their expiration times, and loads in flight keep their
+// settings. A new function Key must return the same strings as the previous function. The fields Name, Store, Codec and
+// Version cannot be changed.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }

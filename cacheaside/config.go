@@ -27,12 +27,12 @@ type Config[K comparable, V any] struct {
 	//
 	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The ctx
 	// of Load is done when LoadTimeout has elapsed, when the last caller has canceled (see FinishLoads), or when the Cache
-	// is closed. With its ctx, Load may call Get for other keys.
+	// is closed. Load may call Get for other keys, and may pass its ctx to Get.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. If LoadMany returns nil or [ErrNotFound] as its error, a key that is
 	// missing from the map does not exist. If LoadMany returns any other error, the missing keys have failed with that
 	// error. An error that joins ErrNotFound with a failure is a failure. Nil means that GetMany calls Load for each key,
-	// for all keys in parallel.
+	// in parallel.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is the time for which a value is fresh, counted from the start of its load. Load can override TTL with [SetTTL].
@@ -42,19 +42,19 @@ type Config[K comparable, V any] struct {
 	// do not expire together. Jitter must not exceed 1. Zero means 0.1; [None] means no jitter.
 	Jitter float64
 	// StaleWhileRevalidate is the time for which a value may still be served after its TTL while a refresh runs in the
-	// background. Callers do not wait for the refresh. Zero means that no value is served during its refresh.
+	// background. Callers do not wait for the refresh. Zero means that no stale value is served during a refresh.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is the time for which a value may still be served after its TTL if its load fails. A caller gets the
 	// stale value when the load has failed, or when SoftTimeout has elapsed. If the caller's ctx is done earlier, the
-	// caller does not get the stale value. Zero means that no value is served after a failed load.
+	// caller does not get the stale value. Zero means that no stale value is served after a failed load.
 	StaleIfError time.Duration
 	// ErrorPause is the pause between a failed load and the next load of a key that has a stale value. During the
-	// pause, the stale value is served. All processes that share the Store observe this pause. If there is no stale
+	// pause, the stale value is served. The pause applies to all processes that share the Store. If there is no stale
 	// value after a failed load, the next call starts a load immediately.
 	//
-	// After a call to a shard of the Store has failed, the Cache also pauses its calls to that shard for ErrorPause.
-	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second; [None]
-	// means no pause.
+	// ErrorPause is also the pause in the calls to a shard of the [Store] after a call to that shard has failed.
+	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second;
+	// [None] means no pause.
 	ErrorPause time.Duration
 	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL ends. XFetch
 	// chooses values at random. The probability of a refresh grows toward the end of a value's TTL, and is higher if the
@@ -68,9 +68,9 @@ type Config[K comparable, V any] struct {
 	// ReplicaLag is the time after a change for which Load may still read an outdated value, for example from a
 	// replica. If a value is loaded less than ReplicaLag after a change of its key, the value is served only until
 	// ReplicaLag has elapsed. If another process made the change, ReplicaLag starts when this process is notified of
-	// the change. A process that was not notified of a change may load an outdated value and store it in the Store. The
-	// outdated value then stays in the Store for its whole TTL. The process that made the change may then read that
-	// outdated value from the Store. Zero means that Load always reads the latest value.
+	// the change. A process that was not notified of a change may load an outdated value and put it into the Store. The
+	// outdated value then stays in the Store for its whole TTL, and even the process that made the change may read it
+	// there. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
 	// LoadTimeout limits the duration of each load. After LoadTimeout, callers get a [*TimeoutError], even if Load ignores
@@ -97,8 +97,8 @@ type Config[K comparable, V any] struct {
 	// is required.
 	Capacity int
 	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
-	// caches ErrNotFound has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once for
-	// each value, on the goroutine of its load. Nil means that each entry weighs 1.
+	// caches ErrNotFound always has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once
+	// for each value, on the goroutine of its load. Nil means that each entry weighs 1.
 	Weight func(key K, value V) int
 
 	// Store is a second-level cache that several processes share. A Get that finds no fresh value in memory queries the

@@ -33,8 +33,8 @@ type Event struct {
 	Took time.Duration // the duration of the last attempt of a load
 }
 
-// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event,
-// and must return before the call or the load continues. The ctx of f has the values of the ctx of the call or load
+// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event.
+// The call or the load continues only after f has returned. The ctx of f has the values of the ctx of the call or load
 // that caused the event. f must not call Close. If f panics while a method of the Cache calls it, the panic propagates
 // to the method's caller. If f panics during a load, the panic is logged.
 //

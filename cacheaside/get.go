@@ -9,8 +9,8 @@ import (
 
 // GetOptions are options of a single Get. The zero value selects the defaults.
 type GetOptions struct {
-	// SkipMemory means that the call ignores the value in memory. With a Store, the call queries the Store, which has
-	// received the invalidations of all processes. Without a Store, the call starts a new load. The result of the call
+	// If SkipMemory is true, the call ignores the value in memory. With a Store, the call queries the Store, which has
+	// received the invalidations of all processes. Without a Store, the call starts a new load. In both cases, the result
 	// replaces the value in memory.
 	//
 	// If another load of the key is already in flight, the result of that load is not cached in memory. The Store may

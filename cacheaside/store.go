@@ -19,9 +19,9 @@ import (
 // For each key and Version (see [Config]), a Store has a value, a lease and a generation:
 //
 //   - A lease is the right of one process to load the value for a limited time.
-//   - A generation ensures that a value loaded before an invalidation is not stored after the invalidation. A
-//     generation starts with the first lease after an invalidation. A generation ends with the next invalidation, or
-//     when a value is stored.
+//   - A generation is the period in which a loaded value may be stored. It ensures that a value loaded before an
+//     invalidation is not stored after the invalidation. A generation starts with the first lease after an
+//     invalidation. It ends with the next invalidation, or when a value is stored.
 //
 // A fence prevents processes from storing a value while a write changes the source. Fences and invalidations apply to
 // all Versions of a key.
@@ -29,13 +29,13 @@ type Store interface {
 	// Shard returns the number of the shard that has key. A shard is a part of the Store that can fail while other parts
 	// work. Shard always returns the same number for the same key. After a call to a shard has failed, a Cache does not
 	// call that shard for the duration Config.ErrorPause. After a call to a shard has hung, the other shards may hang,
-	// too. Until they answer again, the Cache calls only one of them at a time.
+	// too. The Cache then calls only one of the other shards at a time, until they have answered.
 	Shard(key string) uint8
 
-	// Acquire reads the value of each Request's key. The caller gets the lease of the key if the key has no fresh value
-	// or the Request sets Refresh. But if another process holds the lease, the caller does not get the lease. Each
-	// holder of a lease gets the Grant of the current generation, even a holder that takes over an expired lease. A
-	// Grant is the right to store a value of the key with Fill.
+	// Acquire reads the value of each Request's key. If the key has no fresh value or the Request sets Refresh, the caller
+	// gets the lease of the key, unless another process holds the lease. Each holder of a lease gets the Grant of the
+	// current generation, even a holder that takes over an expired lease. A Grant is the right to store a value of the key
+	// with Fill.
 	Acquire(ctx context.Context, requests ...Request) ([]Response, error)
 
 	// Fill stores the value of each entry and ends the lease of the entry's key. Fill does not store a value if the
@@ -45,7 +45,7 @@ type Store interface {
 	Fill(ctx context.Context, entries ...Entry) ([]bool, error)
 
 	// Release ends the lease of the request's key if request.Token still holds the lease. The generation continues. If
-	// failed is true, Acquire reports the failure of the load to the callers that wait for it.
+	// failed is true, Acquire reports the failure of the load to the callers that wait for the load.
 	Release(ctx context.Context, request Request, failed bool) error
 
 	// Invalidate deletes the values, leases and generations of keys, but not their fences. Invalidate also notifies the
@@ -93,7 +93,7 @@ type Response struct {
 	Value     []byte        // the stored value; nil if there is none
 	Fresh     time.Duration // how much longer Value is fresh; negative if it is stale
 	Wait      time.Duration // how much longer the other process's lease lasts; set if Busy
-	WaitToken string        // the WaitToken for the next Request; its Response then reports a failed load; set if Busy
+	WaitToken string        // for the next Request, whose Response then reports a failed load; set if Busy
 	Grant     string        // the Grant that an Entry needs for Fill; set if Leased
 }
 

@@ -10,16 +10,16 @@ import (
 
 // Write calls the function write and then invalidates key, even if write fails or panics. The function write must
 // change the value of key in the source that Load reads. Write returns the error of write. To protect the source with
-// a breaker, call Write inside the breaker.
+// a breaker, call Write in the function that the breaker runs.
 //
 // With a Store, Write first tries to fence the key. While the fence is in place, every process loads the key from the
-// source and does not cache the result. The ctx passed to write is done before the fence expires. The cause of the ctx
-// is then a [*TimeoutError]; see WriteTimeout in package redisstore.
+// source and does not cache the result. If write takes too long, the ctx passed to write is canceled before the fence
+// expires, with a [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
 //
 // If the invalidation does not reach the Store, the fence keeps outdated values out of the Store until a retry succeeds
 // or the fence expires. If the key has no fence, or write took longer than the fence allows, other processes may read
-// an outdated value after a failed invalidation. Write then returns an [*InvalidateError] that wraps the error of
-// write. To get the error of write, call [WriteError] with the error of Write.
+// an outdated value after a failed invalidation. In this case, Write returns an [*InvalidateError] that wraps the error
+// of write. To get the error of write, call [WriteError] with the error of Write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
