@@ -14,10 +14,11 @@
 //     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter. For this time, the Store records the
 //     right to store the loaded value.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
-//     of the Store, and is in one slot of a Redis cluster. InvalidateAll takes one round trip for each bucket.
+//     of the Store. In a Redis cluster, all keys of a bucket are in one slot. InvalidateAll takes one round trip for
+//     each bucket.
 //   - All Redis keys that start with {prefix: belong to the Store, and other programs must not use them.
 //
-// Run Redis without persistence, because a restored snapshot may have outdated values. Any eviction policy is fine. A
+// Run Redis without persistence, because a restored snapshot may have outdated values. Any maxmemory-policy is fine. A
 // fence or an invalidation can be lost, for example by a failover to a lagging replica. Outdated values may then be
 // served. Each outdated value is served for at most its TTL plus the larger of StaleWhileRevalidate and StaleIfError.
 //
@@ -79,8 +80,8 @@ type Config struct {
 	// 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is the longest time for which the Store waits for a message. After that time, the Store publishes a
-	// message to test its subscription. If the test message does not arrive within Timeout plus 1 second, the
+	// Heartbeat is the time without a message after which the Store publishes a message to test its subscription. Up to a
+	// quarter of Heartbeat is added at random. If the test message does not arrive within Timeout plus 1 second, the
 	// subscription counts as lost. Zero means 5 seconds.
 	Heartbeat time.Duration
 }
