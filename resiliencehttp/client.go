@@ -60,23 +60,23 @@ type ClientConfig struct {
 	// for each host limits retries to 20% of the host's requests, plus 10 per second. If the breaker is open,
 	// the retrier stops instead of waiting.
 	//
-	// The defaults outlast a restart of 200ms. More attempts alone are not enough for a longer restart: the failures
-	// of several callers open the breaker, and the open breaker ends the retries. To outlast a longer restart, also
-	// set Breaker.
+	// With the defaults, requests outlast a server's restart of 200ms. For a longer restart, more attempts alone
+	// are not enough: the failures of several callers open the breaker, and the open breaker ends the retries.
+	// To outlast a longer restart, also set Breaker.
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. The default
-	// breaker opens after 25 consecutive failures. The default breaker also opens if there were at least 20
-	// requests in the last 7 seconds and at least half of them failed. The default breaker stays open for 0.9 to
-	// 1 second, or for the Retry-After of the failures, up to 30 seconds. A process therefore sends about one
-	// request per second to a host that is down. The breaker's ProbeTimeout is Timeout, AttemptTimeout,
+	// breaker opens after 25 consecutive failures, or if at least half of the requests in the last 7 seconds
+	// failed and there were at least 20 of them. The default breaker stays open for 0.9 to 1 second, or for
+	// the Retry-After of the failures, up to 30 seconds. A process therefore sends about one request per
+	// second to a host that is down. The breaker's ProbeTimeout is Timeout, AttemptTimeout,
 	// ResponseHeaderTimeout or 30 seconds, whichever is shortest.
 	//
-	// A request may fail because Timeout or the caller's deadline has expired. The default breaker then counts a
-	// failure only if the request had a minimum time, which includes waits for Throttle and for a slot. The minimum
-	// time is 0.9 seconds, or 90% of ProbeTimeout if that is shorter. If your callers' deadlines give a request less
-	// than 0.9 seconds, set ResponseHeaderTimeout or AttemptTimeout to less than the callers' deadlines. Otherwise a
-	// host that hangs does not open the breaker.
+	// If a request fails because Timeout or the caller's deadline has expired, the default breaker counts a failure
+	// only if the request had at least a minimum time. This time includes waits for Throttle and for a slot. The
+	// minimum time is 0.9 seconds, or 90% of ProbeTimeout if that is shorter. If your callers' deadlines give a
+	// request less than 0.9 seconds, set ResponseHeaderTimeout or AttemptTimeout to less than the callers'
+	// deadlines. Otherwise a host that hangs does not open the breaker.
 	//
 	// If a host is still useful when half of its requests fail, set a group of breakers with a higher
 	// FailureRate, as in the example above.
@@ -93,9 +93,9 @@ type ClientConfig struct {
 	Bulkhead resilience.Middleware
 
 	// The fields below have the same meaning as in [Transport], except for a nil Base. If
-	// [http.DefaultTransport] is an [http.Transport], a nil Base means a copy of it that checks HTTP/2
-	// connections. The copy sends a ping on a connection that has received nothing for 15 seconds, and closes
-	// the connection if no reply arrives within 5 seconds.
+	// [http.DefaultTransport] is an [http.Transport], a nil Base means a copy of that transport. The copy
+	// checks HTTP/2 connections: it sends a ping on a connection that has received nothing for 15 seconds, and
+	// closes the connection if no reply arrives within 5 seconds.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration

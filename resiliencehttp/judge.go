@@ -90,8 +90,8 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 //
 // The StatusError is Retryable if the request may be repeated. If the Judge of a [Transport] calls DefaultJudge,
 // the Transport decides whether the request may be repeated, and its function RetryAfter is used. Otherwise, the
-// request's method and its idempotency key decide, and only the header field Retry-After is used. This also applies
-// to a response that an http.Client has returned.
+// request's method and its idempotency key decide, and only the header field Retry-After is used. An example is a
+// response that an http.Client has returned.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false

@@ -36,8 +36,8 @@ type Admitter interface {
 // The name of a quota contains its window, as in "default per day". A limit that is Unlimited adds no fields.
 //
 // If the limit refuses a request, the client receives 429 with a problem document of type quota-exceeded, or
-// 413 if the request costs more than the limit can ever allow. If the refusal is not caused by the client, as
-// with [throttle.Outage], the client receives 503.
+// 413 if the request costs more than the limit can ever allow. If the client did not cause the refusal, as with
+// [throttle.Outage], the client receives 503.
 //
 // A request waits for its tokens for at most the limit's MaxWait. If the client disconnects during the wait,
 // the request is refused with 503. Over HTTP/1.1, net/http notices a disconnection only after the request's
@@ -55,10 +55,9 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 // ThrottleBy is like [Server.Throttle], with a separate limit for each key. The function key returns a request's key. A
 // nil key means [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
 //
-// Use a key that the client cannot choose, such as its authenticated account. A client that can choose its
-// own key can choose a new key for each request, and is then not limited. Do not use a secret such as an API key:
-// keys appear in errors, events and logs. Use the account to which the API key belongs. If a key is longer than
-// 200 bytes, its SHA-256 is used instead.
+// Use a key that the client cannot choose, such as its authenticated account. A client that can choose a new key for
+// each request is not limited. Do not use a secret such as an API key: keys appear in errors, events and logs. Use the
+// account to which the API key belongs. If a key is longer than 200 bytes, its SHA-256 is used instead.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
@@ -180,20 +179,19 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 // The status is:
 //
 //   - 413 if err is a [throttle.LimitedError] whose Reason is TooCostly.
-//   - 429 if the client is over a limit. In this case, err matches [throttle.ErrLimited], and the Reason of its
-//     LimitedError is none of TooCostly, Outage, Shed and CoolingDown.
+//   - 429 if the client is over a limit: err matches [throttle.ErrLimited], and the Reason of its LimitedError is none
+//     of TooCostly, Outage, Shed and CoolingDown.
 //   - 503 if there is no capacity: another policy refused the request ([resilience.Refused] is true), or err
 //     matches [context.DeadlineExceeded].
 //   - 503 if an upstream server is overloaded: err is a [*StatusError] with the status 429, 503 or 529. The
 //     response passes on the Retry-After of err.
 //   - 503 for any other err if net/http reports that the client has disconnected. net/http also reports a
-//     disconnection if the client has closed only its sending side. Without the 503, a client that has closed
-//     only its sending side would receive an empty response with status 200.
+//     disconnection if the client has closed only its sending side. Without the 503, such a client would receive an
+//     empty response with status 200.
 //
 // The response does not contain the text of err. If none of the statuses applies to err, Refuse writes
-// nothing and returns false. For example, suppose that a retrier's first attempt was admitted and failed, and
-// that an open breaker refused the second attempt. Because of the first attempt, the retrier's error is not a
-// refusal, and Refuse returns false.
+// nothing and returns false. For example, a retrier's error is not a refusal if the first attempt was admitted and
+// failed, even if an open breaker refused the second attempt.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	// After a deadline, r's ctx is also done, but the client still waits for a response.
 	disconnected := errors.Is(r.Context().Err(), context.Canceled)

@@ -28,7 +28,7 @@ import (
 // A refusal removes header fields that describe the body of the original response, such as ETag. A refusal
 // does not remove a Content-Encoding that was set before the middleware received the request. Such a
 // Content-Encoding belongs to an outer ResponseWriter that compresses the response. In contrast,
-// [Server.Refuse] removes the Content-Encoding in any case.
+// [Server.Refuse] always removes the Content-Encoding.
 type Server struct {
 	// LimitName is the name of the limit in the header fields RateLimit-Policy and RateLimit and in problem
 	// documents. Empty means "default".
@@ -112,7 +112,7 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 // X-Forwarded-For. If remote is not a trusted proxy, ClientAddress returns remote. If remote is a trusted
 // proxy, ClientAddress returns the rightmost address in forwarded that is not trusted. The client may have
 // forged the addresses to the left of the returned address. If all addresses in forwarded are trusted,
-// ClientAddress returns the leftmost one.
+// ClientAddress returns the leftmost address.
 //
 // ClientAddress reads X-Forwarded-For from right to left. If ClientAddress reaches a malformed address first,
 // it returns the proxy's address, so all clients that send malformed fields share one limit. Trust a proxy

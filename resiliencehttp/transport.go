@@ -44,15 +44,15 @@ import (
 // policies. The policies call an innermost function, which sends the request once and waits for the response.
 // Each call to the innermost function is an attempt.
 //
-// Policies can retry only requests that may be repeated. A request may be repeated if its method is GET,
-// HEAD, OPTIONS, TRACE, PUT or DELETE (RFC 9110, section 9.2.2), or if it has a header field Idempotency-Key
-// or X-Idempotency-Key. The body of a request that is retried must also be rewindable: the request must have
-// a GetBody, or MaxBuffer must allow a copy of the body. A request that may not be repeated, such as a POST,
-// is retried only if it was certainly never sent, or if Judge returned [Resend].
+// With two exceptions, policies can retry only requests that may be repeated. A request may be repeated if its method
+// is GET, HEAD, OPTIONS, TRACE, PUT or DELETE (RFC 9110, section 9.2.2), or if it has a header field Idempotency-Key
+// or X-Idempotency-Key. A request with a body is retried only if the body is rewindable: the request has a GetBody,
+// or MaxBuffer allows a copy of the body. The exceptions: a request that may not be repeated, such as a POST, is
+// retried if it was certainly never sent, or if Judge returned [Resend].
 //
-// When an attempt has received a response, Judge decides whether the attempt has failed, usually by the
-// status. If the attempt has failed, the policies see an error instead of the response. The caller receives
-// the response of the last attempt with its body open, even if that attempt failed. The Timeout of an
+// When an attempt has received a response, the function Judge decides, usually by the status, whether the
+// attempt has failed. If the attempt has failed, the policies see an error instead of the response. The caller
+// receives the response of the last attempt with its body open, even if that attempt failed. The Timeout of an
 // http.Client acts as the caller's deadline. The deprecated field Cancel of a request is ignored.
 //
 // A request may fail because the request itself is invalid: for example, it has an invalid header, or its
@@ -73,12 +73,11 @@ import (
 // hold a resource until the body ends.
 //
 // A stream of events, or the connection after 101 Switching Protocols, holds its slot until the stream or the
-// connection ends. No timeout ends a connection after 101 Switching Protocols. Use a separate Transport for
-// streams.
+// connection ends. No timeout ends a connection after 101 Switching Protocols. Use a separate Transport for streams.
 //
-// An attempt ends when its response ends. If the upload of the request's body is still in progress when the
-// response ends, the upload is cut off. net/http itself also cuts off the upload: over HTTP/1.1 always, and over
-// HTTP/2 if the status is 300 or above.
+// An attempt ends when its response ends. If the request's body is still being uploaded when the response ends, the
+// upload is cut off. net/http itself also cuts off the upload: over HTTP/1.1 always, and over HTTP/2 if the status is
+// 300 or above.
 //
 // A failed response holds no slot while the caller reads its body. If another attempt may follow, the Transport
 // itself reads the body of the failed response, because otherwise net/http could not reuse the connection. The
@@ -103,7 +102,7 @@ type Transport struct {
 	// for at least 0.9 seconds. If Base is an [http.Transport], the next attempt dials a new connection. If the
 	// abandoned connection uses HTTP/2, other requests on it can finish. For any other Base, the Transport calls
 	// Base's method CloseIdleConnections. The Transport then also sets [http.Request.Close] in the request's next
-	// attempt. Over HTTP/2, an attempt with Close set is the last one on its connection.
+	// attempt. Over HTTP/2, an attempt with Close set is the last attempt on its connection.
 	Base http.RoundTripper
 
 	// Middleware holds the policies, usually a [resilience.Chain]. The Transport applies the Middleware once, at
@@ -129,10 +128,10 @@ type Transport struct {
 	RetryAfter func(*http.Response) time.Duration
 
 	// ResponseHeaderTimeout is the maximum time to wait for the header of the response after the whole request
-	// has been written. ResponseHeaderTimeout also limits the time to dial, separately. The time to upload the
-	// request's body does not count, and neither does a wait for a free connection of Base. If the header does
-	// not arrive in time, the attempt fails and counts as a failure of the server. Another attempt may follow.
-	// Zero or less means no limit.
+	// has been written. Separately, ResponseHeaderTimeout limits the time to dial a connection. The time to upload the
+	// request's body does not count, and neither does a wait for a free connection of Base. If the header does not
+	// arrive in time, the attempt fails and counts as a failure of the server. Another attempt may follow. Zero or less
+	// means no limit.
 	//
 	// Some RoundTrippers do not call the hooks of [net/http/httptrace]. With such a Base, the time starts when
 	// the request's body has been read to its end. The time then includes dialing.
@@ -158,14 +157,13 @@ type Transport struct {
 	// Hedge, if not nil, sends a second copy of a request if the response takes too long. Hedge applies only to
 	// requests that may be repeated (see Replayable). The caller receives the first response that is not a
 	// failure. The other copy is canceled, and its response is closed. Each copy passes through the Middleware,
-	// the second one on a separate goroutine. The Hedger needs no Discard. A request is never hedged if it has a
+	// the second copy on a separate goroutine. The Hedger needs no Discard. A request is never hedged if it has a
 	// body without a GetBody, if it has a Trailer, or if it has the header field Upgrade.
 	Hedge *hedge.Hedger[*http.Response]
 
-	// HedgeIf, if not nil, reports whether a request may be hedged. Nil allows all requests without an
-	// Idempotency-Key or X-Idempotency-Key. Nil excludes requests with such a key, because both copies would have the
-	// same key. If the server is still processing the first copy, it would respond to the second copy with 409. The
-	// caller would then receive the 409.
+	// HedgeIf, if not nil, reports whether a request may be hedged. Nil excludes only requests with an Idempotency-Key
+	// or X-Idempotency-Key, because both copies would have the same key. If the server is still processing the first
+	// copy, it would respond to the second copy with 409. The caller would then receive the 409.
 	HedgeIf func(*http.Request) bool
 
 	// Replayable reports whether a request may be repeated. It may be repeated if sending it more than once has
