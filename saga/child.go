@@ -10,8 +10,8 @@ import "slices"
 // abandoned child counts as undone.
 //
 // Children whose definition has a pivot can be started only by the parent's pivot or a later step. If the children's
-// definition has a pivot, their step does not fail before all of its children have ended. If all these children were
-// compensated, the step took no effect.
+// definition has a pivot, the step that started them does not fail before all of its children have ended. If all these
+// children were compensated, the step took no effect.
 //
 // [Register] registers the definition of the children together with the parent's. Children can run in any runner that
 // knows their definition. Children are deleted with their parent.

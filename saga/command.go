@@ -60,8 +60,8 @@ func (r *runID) id() string {
 	return r.text
 }
 
-// DoID returns the ID of the step's Do. If the command is a Do, this is c.ID. If the command is an Undo, this is the ID
-// of the Do that it undoes. DoID returns "" if c.ID is not the id of a command.
+// DoID returns the ID of the step's Do. For the command of a Do, the result is c.ID. For the command of an Undo, the
+// result is the ID of the Do that the Undo undoes. DoID returns "" if c.ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
 // ChildID returns the id of the nth child of a step, counted from 0: "<id>/<step>/<n>". If the id would be too long, it

@@ -31,9 +31,9 @@ type RunnerConfig struct {
 	Drain time.Duration
 	// MaxTakeovers limits how many times runners take a saga over from crashed processes. The number of takeovers starts
 	// at zero again when a step of the saga succeeds. If a saga exceeds MaxTakeovers, the saga is stuck, because its steps
-	// may have crashed the processes. If the runner has seen the store fail since a step last succeeded, the number starts
-	// at zero again instead, because processes also lose their sagas when the store fails. Zero means 10; [Unlimited]
-	// means no limit.
+	// may have crashed the processes. The number also starts at zero again at a takeover if the runner has seen the store
+	// fail since a step last succeeded, because processes also lose their sagas when the store fails. Zero means 10;
+	// [Unlimited] means no limit.
 	MaxTakeovers int
 
 	// Retention is the time for which the store keeps sagas after they have ended.

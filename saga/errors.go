@@ -128,9 +128,9 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // step. The error of a policy that refused the call is never permanent, even if it was passed to Permanent.
 func Permanent(err error) error { return wrapFinal(err, mayHaveApplied) }
 
-// Declined marks err as the participant's final rejection of a command. No attempt of the step has taken effect. No
-// attempt will take effect later, even if a request is still in transit. The step is neither retried nor undone. If the
-// step is the pivot, the saga turns back. Declined(nil) is nil.
+// Declined marks err as the participant's final rejection of a command. Declined means that no attempt of the step has
+// taken effect, and that no attempt will take effect later, even if a request is still in transit. The step is neither
+// retried nor undone. If the step is the pivot, the saga turns back. Declined(nil) is nil.
 //
 // A participant may return Declined only if it records the decision, as [Apply] does. Joined errors count as declined
 // only if each of the errors is declined. The error of a policy that refused the call is never declined, even if it was

@@ -152,11 +152,11 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 // signal, or if the saga turned back or ended before a signal of that name arrived.
 //
 // If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, and in the Do of
-// each later step. If the saga turns back, SignalFrom also returns the payload in each Undo. So if a payment arrives
-// while the customer cancels, the payment can always be refunded. If Signal returns an error, the caller of Signal must
-// refund the payment. If Signal returns nil and the saga turns back, the Undo of a step before the wait must refund the
-// payment. Do not accept a payment until that step is done. Otherwise the payment might not be refunded, because a step
-// that never started or took no effect is not undone.
+// each later step. If the saga turns back, SignalFrom also returns the payload in each Undo. So if a signal reports a
+// payment, and the customer cancels at the same time, the payment can always be refunded. If Signal returns an error,
+// the caller of Signal must refund the payment. If Signal returns nil and the saga turns back, the Undo of a step
+// before the wait must refund the payment. Do not accept a payment until the step with this Undo is done. Otherwise the
+// payment might not be refunded, because a step that never started or took no effect is not undone.
 func (h *Handle[S]) Signal(ctx context.Context, id, name string, payload []byte) error {
 	return h.engine.Signal(ctx, id, name, payload)
 }

@@ -11,7 +11,7 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An Instance describes a saga at the time Now. All times in an Instance are from the store's clock.
+// An Instance describes a saga at the time in the field Now. All times in an Instance are from the store's clock.
 type Instance struct {
 	ID      string // 1 to 200 bytes
 	Saga    string // the Name of the definition
@@ -233,8 +233,8 @@ func (in *Instance) pivotDone() bool {
 func (in *Instance) IdleFor() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action is an operator's intervention in a saga. See [Runner.Operate]. While a runner holds the saga, only
-// ActionCancel and ActionAbandon are allowed. If EventStalled has reported a step that does not return, ActionRetry is
-// also allowed.
+// ActionCancel and ActionAbandon are allowed, with one exception: if EventStalled has reported a step that does not
+// return, ActionRetry is also allowed.
 type Action string
 
 const (

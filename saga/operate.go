@@ -116,18 +116,18 @@ type Operation struct {
 	// State replaces the saga's state. State must be encoded by the definition's Codec. For example, if ActionSkip skips a
 	// step, State can be the state that the step would have left. Nil means that the state does not change.
 	//
-	// State and Version need ActionRetry, ActionSkip or ActionCompensate, and a Note. State and Version are allowed only
-	// if the saga is stuck, or if it waits and no runner holds it. The saga's log records the Note, whether the state was
-	// replaced, and the old and the new version.
+	// State and Version can be set only with ActionRetry, ActionSkip or ActionCompensate, and only with a Note. State and
+	// Version are allowed only if the saga is stuck, or if it waits and no runner holds it. The saga's log records the
+	// Note, whether the state was replaced, and the old and the new version.
 	State []byte
 	// Version moves the saga to another registered version of its definition. The new version must have all steps of the
 	// saga that are done, undone or skipped, or that may have taken effect. These steps must be in the same order as in
-	// the old version. If the saga's pivot is done, the pivot of the new version must be one of the done
-	// steps. If the new version has an additional step before the steps that were done, the saga continues with the
-	// additional step. This is the case even if the pivot is done. If the additional step returns a [Declined] error
-	// after the pivot, the saga is stuck. If a step after the additional step was waiting for its Delay or Await, that
-	// wait starts over. Version may be the saga's own version if a deployment changed the steps of that version. Zero
-	// means that the version does not change, so a saga cannot be moved to version 0.
+	// the old version. If the saga's pivot is done, the pivot of the new version must be one of the steps that are done.
+	// If the new version has an additional step before the steps that were done, the saga continues with the additional
+	// step, even if the pivot is done. If the pivot is done and the additional step returns a [Declined] error, the saga
+	// is stuck. If a step after the additional step was waiting for its Delay or Await, that wait starts over. Version may
+	// be the saga's own version if a deployment changed the steps of that version. Zero means that the version does not
+	// change, so a saga cannot be moved to version 0.
 	Version int
 }
 

@@ -23,8 +23,8 @@ import (
 // and a step after the pivot fails or must wait, the saga is stuck. The saga is also stuck if ctx is done while the
 // outcome of a pivot without Undo is unknown.
 //
-// If a Do panics, Run undoes the steps before it, and then panics with the same value. If an Undo panics, the steps
-// before it are not undone.
+// If a Do panics, Run treats the panic like a [Permanent] error. So before the pivot, Run undoes this step and the
+// earlier steps. Run then panics with the same value. If an Undo panics, the earlier steps are not undone.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {

@@ -23,8 +23,9 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A Runner is the [Engine] on a [Store]. A Runner claims due sagas, runs their steps, and takes over the sagas of
-// crashed processes. Each process has its own Runner; there is no leader. A Runner is safe for concurrent use.
+// A Runner is an [Engine] that keeps its sagas in a [Store]. A Runner claims due sagas, runs their steps, and takes
+// over the sagas of crashed processes. Each process has its own Runner; there is no leader. A Runner is safe for
+// concurrent use.
 type Runner struct {
 	// This file has the code that runs sagas. The runner claims and holds a saga. Then, in a loop, it decides, records the
 	// decision, and performs calls.

@@ -1,6 +1,7 @@
-// Package saga runs sequences of steps that can be undone. Each step has a function that does its work (Do) and a
-// function that undoes it (Undo). Every saga ends as completed (all steps are done) or compensated (all steps are
-// undone), or is reported as stuck until an operator acts. With a [Runner], this is true even if processes crash.
+// Package saga runs sagas. A saga is a sequence of steps that can be undone. Each step has a function that does its
+// work (Do) and a function that undoes it (Undo). Every saga ends as completed (all steps are done) or compensated (all
+// steps are undone), or is reported as stuck until an operator acts. With a [Runner], this is true even if processes
+// crash.
 //
 //	trip := &saga.Saga[Trip]{
 //		Name: "trip", Version: 1,
@@ -53,9 +54,9 @@
 //
 // A refusal is an error whose Refused method returns true. An answer is an error whose Answered method returns true.
 //
-// If an earlier attempt of a step may have taken effect, the step is undone even if later attempts are refused. If a
-// pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether the pivot took
-// effect. Only nil and Declined report with certainty whether such a pivot took effect.
+// If an earlier attempt of a step may have taken effect, a saga that turns back undoes the step, even if later attempts
+// were refused. If a pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether
+// the pivot took effect. Only nil and Declined report with certainty whether such a pivot took effect.
 //
 // docs/saga.md is the guide.
 //
@@ -89,8 +90,9 @@ type Saga[S any] struct {
 	// A new field of the state needs no new Version if Codec is nil. Processes of an older build do not know the new
 	// field, but they preserve its value, even in nested structs, maps and slices. There are two exceptions. The value of
 	// a new field is lost if the field is inside a type that has its own methods for JSON or text encoding, such as
-	// UnmarshalJSON. The value is also lost if the field is in an element of a slice and a step both changes the element
-	// and moves it to another index. In a saga that was started before a field existed, the field has its zero value.
+	// UnmarshalJSON. The value is also lost if the field is in an element of a slice, and one step both changes the
+	// element and either moves it to another index or shortens the slice. In a saga that was started before a field
+	// existed, the field has its zero value.
 	Version int
 	Steps   []Step[S] // 1 to 1,000; for more, see [ChildrenOf]
 
@@ -110,8 +112,7 @@ type Saga[S any] struct {
 }
 
 // A Step is a command to a participant (the service or database that the step calls), and the function that undoes it.
-// Exactly one of Do, DoTx and Child must be set. A step that only waits for a Delay or an Await has no Do, DoTx or
-// Child.
+// A step that only waits for a Delay or an Await has no Do, DoTx or Child. Every other step has exactly one of them.
 type Step[S any] struct {
 	Name string // 1 to 100 bytes of UTF-8 without "/"; unique in the saga
 
@@ -126,8 +127,8 @@ type Step[S any] struct {
 
 	// DoTx is like Do, but its changes are applied exactly once. DoTx makes its changes in tx, a transaction of the
 	// store's database. In the same transaction, the runner records that the step is done. If DoTx returns an error, tx is
-	// rolled back and changes to s are discarded. DoTx must not commit tx or roll it back. The results of parallel steps
-	// are not recorded while DoTx runs.
+	// rolled back and changes to s are discarded. DoTx must not commit tx or roll it back. While DoTx runs, the runner
+	// does not record the results of the saga's parallel steps.
 	//
 	// On PostgreSQL and MySQL, the isolation level of tx is READ COMMITTED, whatever the server's default is. So lock the
 	// rows that a decision depends on. On SQLite, DoTx must return within a third of RunnerConfig.LeaseTTL.
@@ -184,8 +185,8 @@ type Step[S any] struct {
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff with random waits. After the first attempt, the maximum wait is the duration
-// first. With each further attempt, the maximum wait doubles, up to the duration longest. All waits are zero if first
+// Exponential returns a Step.Backoff with random waits. After the first attempt, the maximum wait is the argument
+// first. With each further attempt, the maximum wait doubles, up to the argument longest. All waits are zero if first
 // or longest is not positive.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
