@@ -87,9 +87,10 @@ const (
 //     after the time in the response's Retry-After. Status 409 means that another request with the same Idempotency-Key
 //     is in progress.
 //   - For any other 4xx, and for 501 and 505, the result is a [saga.Declined] if the response has the header field
-//     "Saga-Command: declined". A server that sends this header field has recorded that it declines every attempt of
-//     the command.
-//   - For any other status, the result is a [saga.Permanent]. The step may have taken effect. The step is not retried.
+//     "Saga-Command: declined", and a [saga.Permanent] otherwise. A server that sends this header field has recorded
+//     that it declines every attempt of the command.
+//   - For any other status, the result is a Permanent. After a Permanent, the step is not retried, but it may have
+//     taken effect.
 //   - If err is not nil, Result returns err unchanged. The error err may be a policy's refusal. If err is an answer
 //     (see [saga.Permanent]), the step is not retried. After an err that is neither a refusal nor an answer, the step
 //     may have taken effect.
