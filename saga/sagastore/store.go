@@ -141,10 +141,10 @@ type Store interface {
 	//
 	// For the sagas without an owner, the tenants take turns. Among the tenants that still have due sagas, the numbers of
 	// claimed sagas differ by at most one. Therefore a saga does not wait until all due sagas of another tenant are
-	// claimed. The turns continue in the next claim of the process. Otherwise, each claim would start with the same
-	// tenant, and a runner may claim only one saga at a time. A tenant's share of a claim is divided equally among the
-	// tenant's definitions. The tenant's saga with the earliest WakeAt is claimed first. For the sagas of crashed owners,
-	// a store need not let tenants take turns.
+	// claimed. The turns continue in the next claim of the process. If each claim started with the same tenant, a runner
+	// that claims one saga at a time would claim only that tenant's sagas. A tenant's share of a claim is divided equally
+	// among the tenant's definitions. The tenant's saga with the earliest WakeAt is claimed first. For the sagas of
+	// crashed owners, a store need not let tenants take turns.
 	//
 	// In a claimed record, Previous is the old Owner, Owner is the request's Owner, Epoch is higher by 1, and WakeAt is
 	// now + LeaseTTL. Takeovers is higher by 1 if Previous is neither "" nor the request's Owner. Claim changes no other
@@ -181,7 +181,7 @@ type Store interface {
 	// + i, Epoch req.Epoch and At now.
 	//
 	// Without Release, Owner and WakeAt do not change. With Release, Owner becomes "", and WakeAt becomes now + WakeIn, or
-	// now if the saga's woken flag is set. Without the woken flag, a signal that arrived after the owner had read the
+	// now if the saga's woken flag is set. If there were no woken flag, a signal that arrived after the owner had read the
 	// messages would have to wait for WakeIn. Commit does not reset the woken flag; the next Claim resets it.
 	//
 	// Commit should cost one round trip and at most one commit of the database. The commits of several sagas may share one
@@ -250,11 +250,11 @@ type Store interface {
 	// runner released the saga with a WakeIn of zero. DeleteEnded skips sagas whose rows another transaction has locked.
 	//
 	// Descendants are deleted before their parents. DeleteEnded selects up to limit children of the selected sagas, then
-	// up to limit children of those children, and so on. DeleteEnded selects only children that have ended, with any final
-	// status and at any time. DeleteEnded deletes the youngest generation first. After each generation, DeleteEnded stops
-	// if it has deleted limit sagas or more. The result may therefore be greater than limit, but is less than 2 * limit.
-	// If the result is limit or more, another call may delete more sagas. When a saga is deleted, the Parent and
-	// ParentStep of its remaining children become "".
+	// up to limit children of those children, and so on. Each of these selections is a generation. DeleteEnded selects
+	// only children that have ended, with any final status and at any time. DeleteEnded deletes the youngest generation
+	// first. After each generation, DeleteEnded stops if it has deleted limit sagas or more. The result may therefore be
+	// greater than limit, but is less than 2 * limit. If the result is limit or more, another call may delete more sagas.
+	// When a saga is deleted, the Parent and ParentStep of its remaining children become "".
 	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
 }
 
