@@ -35,7 +35,8 @@
 //     and rpl_semi_sync_master_timeout. MariaDB's default wait point is AFTER_COMMIT, so set AFTER_SYNC. Only a replica
 //     that has acknowledged all commits may become the source.
 //
-// Managed databases differ: a standby in the same region is often synchronous, but a promoted read replica is not.
+// Managed databases differ: a standby in the same region is often synchronous. A read replica, which can be promoted to
+// the primary, is not synchronous.
 //
 // # PostgreSQL
 //
@@ -230,11 +231,12 @@ func (s *Store) Schema() string { return s.tables.schema().String() }
 //
 // Migrate returns an error in these cases:
 //
-//   - A table of another program has the same name as a table of the store. The name saga_barrier is an exception.
+//   - A table of another program has the same name as a table of the store. Migrate does not check the table
+//     saga_barrier.
 //   - The tables have a newer version, which this program cannot use.
 //   - The server executes some statements differently from PostgreSQL or MySQL, as CockroachDB and TiDB do.
-//   - The database is SQLite, and the busy_timeout is zero, or the setting synchronous is below FULL, so that a loss of
-//     power could lose a commit.
+//   - The database is SQLite, and its busy_timeout is zero or its setting synchronous is below FULL. Below FULL, a loss
+//     of power could lose a commit.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.tables.kind == SQLite {
 		if err := s.tables.settings(ctx); err != nil {
