@@ -19,7 +19,7 @@ type Config struct {
 	// again.
 	Seed uint64
 	// Plans lists the faults. A Latency plan only delays a call, and every other plan decides how the call
-	// ends. If several of these other plans apply to a call, the first one decides.
+	// ends. If several plans that are not Latency plans apply to a call, the first of them decides.
 	Plans []Plan
 }
 

@@ -59,8 +59,8 @@ func (s *Script) Config() Config { return s.setting.Config() }
 
 // Update calls change with the configuration, and then applies the modified configuration. change must not call
 // methods of s. All plans start again, at time 0, but the counts of Stats are not reset. Calls in flight
-// continue with the previous plans. If the result is invalid or has another Name, Update changes nothing and
-// returns an error.
+// continue with the previous plans. If the modified configuration is invalid or has another Name, Update
+// changes nothing and returns an error.
 func (s *Script) Update(change func(*Config)) error {
 	return s.setting.Update(change, sameName, s.begin)
 }
@@ -73,7 +73,7 @@ func sameName(was, next *Config) error { return invalid.Renamed("faults.Config",
 
 // Stats holds the statistics of a [Script] since New.
 type Stats struct {
-	Calls    int64          `counter:"calls"`            // all calls, including those while the script was off
+	Calls    int64          `counter:"calls"`            // all calls, including calls while the script was disabled
 	Injected map[Kind]int64 `counter:"injected{kind=*}"` // number of calls to which a plan applied, by kind of plan
 }
 
