@@ -34,9 +34,9 @@ type Event struct {
 }
 
 // Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term. There is one
-// exception: an event that occurs while f handles an earlier event is queued, and does not delay the work. If neither a
-// candidate nor its registry has an observer, failures of the store are logged as warnings with slog.Default, at most
-// once per second.
+// exception: an event that occurs while f handles an earlier event is queued, and does not delay the work. If neither
+// the candidate nor the registry.Registry that contains it has an observer, failures of the store are logged as
+// warnings with slog.Default, at most once per second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -78,8 +78,8 @@ func (c *Candidate) count(change func(*Stats)) {
 
 // Describe implements [policy.Describer]. The candidate's health check queries the store. The check fails with the
 // state store_down if the query fails. The check fails with the state vacant if a call waits to lead and c has seen no
-// holder of the lease for longer than the TTL. If no call waits to lead, the check does not fail because of a free
-// lease. For example, the lease may be free because the work of Run is done, or because the lease is used as a lock.
+// holder of the lease for longer than the TTL. If no call waits to lead, a free lease does not make the check fail.
+// For example, the lease may be free because the work of Run is done, or because the lease is used as a lock.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",

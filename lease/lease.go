@@ -31,8 +31,8 @@
 // Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A store measures
 // the TTL with its own clock. If the store's clock is set forward or the store loses data, leases end early, and the
 // leader may notice only at its next renewal. If the store's clock is set back, the lease of a dead leader lasts
-// longer. A machine may not count the time during which it was suspended. Fences and epochs are safe even if a clock
-// is set or a machine is suspended.
+// longer. The clock of a machine may stop while the machine is suspended. Fences and epochs are safe even if a clock is
+// set or a machine is suspended.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.
@@ -234,10 +234,11 @@ func timeUntilFree(rec Record, poll time.Duration) time.Duration {
 	return poll/8 + time.Millisecond // another process is acquiring the lease, or a fenced transaction is open
 }
 
-// TryCampaign is like [Candidate.Campaign] but does not wait for the lease. If the store does not answer, it may still
+// TryCampaign is like [Candidate.Campaign] but does not wait for the lease. TryCampaign is for a lease that is used as
+// a lock. If the lease is held, TryCampaign returns a [*HeldError]. If the store does not answer, the store may still
 // have granted the lease. TryCampaign then tries to release the lease, which takes up to TTL/3, even after ctx is done.
-// TryCampaign is for a lease that is used as a lock. If the lease is held, TryCampaign returns a [*HeldError]. If the
-// store grants the lease, but its answer arrives only after the term has ended, TryCampaign returns a [*LostError].
+// If the store grants the lease, but its answer arrives only after the term has ended, TryCampaign returns a
+// [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)

@@ -59,7 +59,7 @@ type Record struct {
 	Name   string        // the name of the lease
 	Token  string        // the token of the current or last term; empty if the lease was released
 	Holder string        // the holder of the current or last term; empty if the lease was released
-	Epoch  int64         // the epoch of the current or last term; may be greater after a release; 0 if never held
+	Epoch  int64         // the epoch of the current or last term, which a release may increase; 0 if never held
 	Left   time.Duration // the time until the term ends; 0 if the term has ended
 
 	// LastRun is the scheduled instant of the last run of [Candidate.Every], in Unix milliseconds. Before the first run,

@@ -13,8 +13,8 @@
 // must not prepare statements. With pgx and a pooler, add default_query_exec_mode=exec to the DSN.
 //
 // A renewal needs a free connection of db. If the work uses all connections of the pool for longer than the TTL, the
-// term is lost. If MaxOpenConns is 1, for example, a single fenced transaction uses all connections. Open a separate
-// db for the Store.
+// term is lost. If MaxOpenConns is 1, for example, a single fenced transaction uses all connections. To avoid the loss,
+// open a separate db for the Store.
 //
 // A waiting candidate reads one row at each Poll of [lease.Config]. A leader writes one row three times per TTL.
 //
