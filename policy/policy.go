@@ -45,8 +45,8 @@ type Description struct {
 	// Metrics returns the current metrics. See the function [Metrics].
 	Metrics func() []Metric
 
-	// Health reports whether the policy currently admits calls as it should. If Health queries a server, it must return
-	// before the deadline of ctx.
+	// Health reports whether the policy currently admits calls as it should. If Health queries a server, Health must
+	// return before the deadline of ctx.
 	Health func(ctx context.Context) Health
 
 	// Config returns a copy of the policy's configuration. The configuration is a struct with defaults filled in. A
