@@ -41,10 +41,10 @@ import (
 // waiting for the server's reply. Even if the server's handler returns UNAVAILABLE immediately, the stream is
 // already open: RecvMsg returns the status, and retriers do not see it.
 //
-// A breaker counts a stream as a success when the first message or the header arrives. If the stream ends
-// before that, the breaker counts the result with which it ends. If the stream fails later, the breaker
-// replaces the success by a failure. An adaptive bulkhead also receives the stream's result when the stream
-// ends. So does other middleware that calls OnEnd of [resilience.Work]. The result is:
+// A breaker counts a stream as a success when the first message or the header arrives. If the stream ends before the
+// first message and the header, the breaker counts the stream's result. If the stream fails later, the breaker
+// replaces the success by a failure. When the stream ends, an adaptive bulkhead and other middleware that calls
+// OnEnd of [resilience.Work] also receive the stream's result. The result is:
 //
 //   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
 //     ended normally.

@@ -60,11 +60,11 @@
 //		Slots: slots,
 //	}.Options()...)
 //
-// A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is
-// no capacity. If the policy knows when a retry can succeed, the client receives this time. The time is in a
-// RetryInfo detail of the status and in the trailer grpc-retry-pushback-ms. A client cannot choose the
-// priority of its calls. A client cannot choose its own address for a limit, either: only a trusted proxy can
-// specify the client address.
+// A [Server] refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with UNAVAILABLE if there is no
+// capacity. If the policy that refused the call specifies when to retry, the client receives this time. The time
+// is in a RetryInfo detail of the status and in the trailer grpc-retry-pushback-ms. A client cannot choose the
+// priority of its calls, or the client address to which a limit applies: only a trusted proxy can specify the
+// client address.
 //
 // # Errors
 //

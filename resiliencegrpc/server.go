@@ -48,8 +48,8 @@ import (
 // the memory for requests. Limit the size of requests with [grpc.MaxRecvMsgSize], and the number of streams
 // on each connection with [grpc.MaxConcurrentStreams].
 type Server struct {
-	// Limit limits the rate of calls for each key. If Slots or the Middleware then refuses the call, the call's
-	// token is not refunded. Nil means no limit.
+	// Limit limits the rate of calls for each key. If Slots or the Middleware then refuses the call, Limit still
+	// counts the call. Nil means no limit.
 	Limit resiliencehttp.Admitter
 
 	// Key returns the key of a call for Limit. Derive the key from facts about the client that the server has

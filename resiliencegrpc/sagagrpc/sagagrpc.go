@@ -103,9 +103,10 @@ func Context(ctx context.Context) (context.Context, error) {
 
 // Error converts the error of [saga.Apply] to the error that the RPC's handler must return. [Result] decodes
 // the returned error on the client. The error of a [saga.Permanent] or a resilience.Answer gets the code
-// FailedPrecondition, unless it already has a code. A [saga.Declined] also gets an ErrorInfo, by which Result
-// recognizes it. Apply returns a Declined error, for example, for a Do that arrives after its Undo. Any other
-// error, such as an answer whose Retryable method returns true, is returned unchanged.
+// FailedPrecondition, unless it already has a code. A [saga.Declined] gets its code by the same rule, and
+// also an ErrorInfo, by which Result recognizes the Declined. Apply returns a Declined error, for example,
+// for a Do that arrives after its Undo. Any other error, such as an answer whose Retryable method returns
+// true, is returned unchanged.
 func Error(err error) error {
 	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err
