@@ -1,6 +1,6 @@
-// Package resiliencesql classifies the errors of a database and runs transactions that can be retried. Every policy
-// handles the classified errors correctly. The package supports PostgreSQL, MySQL, MariaDB and SQLite through
-// database/sql. It imports no driver.
+// Package resiliencesql classifies the errors of a database and runs transactions that can be retried. The policies of
+// this module handle the classified errors correctly. The package supports PostgreSQL, MySQL, MariaDB and SQLite
+// through database/sql. It imports no driver.
 //
 //	guard := resilience.Chain(circuit.Wrap, slots.Wrap)
 //	err := resiliencesql.InTx(ctx, db, resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, guard)},
@@ -63,11 +63,11 @@
 // If the options make a transaction read-only, a rejected write is a mistake of fn. In such a transaction, the verdict
 // of the codes 25006 and 1792 is "answered".
 //
-// Write in transactions. Outside a transaction, database/sql repeats a statement by itself if the driver reports that
-// nothing was sent. If the connection is lost while the database executes a statement without arguments, pgx (v5.12)
-// reports that nothing was sent. The statement may then take effect twice. A statement outside a transaction may also
-// take effect twice if a Retrier with a timeout for each attempt runs it. After the timeout, the Retrier repeats the
-// statement, because the error is the error of a ctx.
+// Execute writes inside transactions. Outside a transaction, database/sql repeats a statement by itself if the driver
+// reports that nothing was sent. If the connection is lost while the database executes a statement without arguments,
+// pgx (v5.12) reports that nothing was sent. The statement may then take effect twice. A statement outside a
+// transaction may also take effect twice if a Retrier with a timeout for each attempt runs it. After the timeout, the
+// Retrier repeats the statement, because the error is the error of a ctx.
 //
 // # Drivers
 //
