@@ -45,13 +45,13 @@
 //	                     Runner                        Temporal
 //	requirements         a SQL database                a Temporal server
 //	DoTx, UndoTx         in the store's database       Register returns an error that matches ErrNoTx
-//	Child                starts sagas                  Register returns one that matches errors.ErrUnsupported
+//	Child                starts sagas                  Register returns an error that matches errors.ErrUnsupported
 //	StartTx, SignalTx    in the store's database       return an error that matches ErrNoTx
 //	Command.Epoch        increases with each claim     always 0: only the command id identifies a command
 //	process killed       taken over after LeaseTTL     attempts are repeated 11s after kill -9
 //	killed repeatedly    stuck after 10 takeovers      no limit
 //	Cancel during a Do   ctx is canceled within 5s     ctx is canceled by a heartbeat, after 2s to 10s
-//	Signal, Operate      need the store                need a worker; take 5s if it was killed and replaced
+//	Signal, Operate      need the store                need a worker; take 5s if the worker was killed and replaced
 //	Get                  needs the store               needs a worker until the saga has ended
 //	CreatedAt            the database's clock          the clock of the process that calls Start
 //	size of the state    no limit                      256 KiB; less with three or more parallel steps
@@ -79,11 +79,11 @@
 //
 // # Deployments
 //
-// If a version of a definition has sagas, register this version with each worker of the task queue. A worker that does
-// not know the version of a saga fails the workflow task. A failed task does not lose the saga, because the server
-// gives the task to a worker again after up to 10 minutes. A worker may also get an attempt of a saga whose version it
-// does not know. The attempt is then repeated after a second. An Operation with a Version needs a worker that knows
-// both the old and the new version.
+// As long as sagas of a version exist, register this version of the definition with each worker of the task queue. A
+// worker that does not know the version of a saga fails the workflow task. A failed task does not lose the saga,
+// because the server gives the task to a worker again after up to 10 minutes. A worker may also get an attempt of a
+// saga whose version it does not know. The attempt is then repeated after a second. An Operation with a Version needs a
+// worker that knows both the old and the new version.
 //
 // A request to cancel the workflow has the effect of [saga.ActionCancel]. Do not terminate or reset the workflow of a
 // saga. After a termination, no step is undone. After a reset, steps are called again.
