@@ -25,8 +25,9 @@ type Config struct {
 	// to the TTL. Zero means 15 seconds; the minimum is 10 ms.
 	TTL time.Duration
 
-	// Margin is the time between the end of the term's ctx and the end of the lease. The work must stop within this time.
-	// Margin also compensates for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
+	// Margin is the time between the end of the term's ctx and the end of the lease. When the term's ctx ends, the work
+	// must stop within Margin. Margin also compensates for clocks that differ in speed. Zero means TTL/10; the maximum is
+	// TTL/2.
 	Margin time.Duration
 
 	// Poll is the interval at which a waiting candidate checks whether the lease was released. Poll is also the pause

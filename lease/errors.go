@@ -72,7 +72,7 @@ type HeldError struct {
 	// acquiring the lease, or while a fenced transaction of the last holder is still open.
 	Holder string
 
-	After time.Duration // the time until the lease ends unless it is renewed, or the time to wait before the next try
+	After time.Duration // the time until the lease ends unless it is renewed; if Holder is empty, the wait until a retry
 }
 
 // Error names the lease and its holder.

@@ -176,8 +176,8 @@ func reportsOnly(err error, ends ...error) bool {
 }
 
 // Campaign waits until this process leads. Campaign is for work that is not a single function; otherwise use
-// [Candidate.Run]. The lease is renewed until [Term.Resign] is called, even after ctx is done, because ctx limits only
-// the wait. [Term.Context] has ctx's values.
+// [Candidate.Run]. The lease is renewed until the term is lost or [Term.Resign] is called, even after ctx is done,
+// because ctx limits only the wait. [Term.Context] has ctx's values.
 //
 // If ctx is done before this process leads, Campaign returns an error that wraps the cause of ctx. Campaign may return
 // up to TTL/3 after ctx is done. If the store fails, Campaign continues to wait.

@@ -14,7 +14,7 @@
 // The package imports no Redis client. With github.com/redis/go-redis/v9, eval is resilienceredis.Eval(client).
 //
 // A lease is one key, so Redis Cluster is supported. Redis may lose the key of a lease in a restart without
-// persistence, or in a failover to a replica that lagged. Then:
+// persistence, or in a failover to a replica that lagged. If Redis has lost the key:
 //
 //   - Another term may start while the previous one continues. The previous leader notices the loss at its next
 //     renewal.
