@@ -44,9 +44,9 @@
 //     not safe to repeat, its call is retried only if the first attempt was certainly never sent.
 //   - Retriers retry a call that failed with UNAVAILABLE. After any other status, such as RESOURCE_EXHAUSTED,
 //     retriers retry a call only if the server specifies when to retry. See [StatusError].
-//   - The policies guard the opening of a stream. An open stream is not repeated, and the status with which
-//     it ends is its result. Client.StreamSlots and Client.Idle limit open streams. If a stream fails in a
-//     way that its status does not show, [ReportFailure] reports the failure to the policies.
+//   - The policies guard the opening of a stream. An open stream is not repeated. The status with which the
+//     stream ends is the stream's result. Client.StreamSlots and Client.Idle limit open streams. If a stream
+//     fails in a way that its status does not show, [ReportFailure] reports the failure to the policies.
 //   - As gRPC itself requires, the caller of a stream must call RecvMsg until it returns an error or io.EOF,
 //     or must cancel the ctx.
 //   - Health checks bypass the policies: see Client.Exempt.
