@@ -6,8 +6,8 @@ import "slices"
 // [ChildrenOf] return a Child for Step.Child.
 //
 // The step is done when all children are completed. The step fails when a child was compensated or abandoned, and waits
-// while a child is stuck. The step is undone when all its children have turned back, including completed children. An
-// abandoned child counts as undone.
+// while a child is stuck. If the parent turns back, the children turn back too, including completed children. The step
+// is undone when all its children are compensated. An abandoned child counts as compensated.
 //
 // Children whose definition has a pivot can be started only by the parent's pivot or a later step. If the children's
 // definition has a pivot, the step that started them does not fail before all of its children have ended. If all these

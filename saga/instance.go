@@ -242,9 +242,10 @@ const (
 	ActionCancel Action = "cancel"
 
 	// ActionRetry lets a stuck saga continue in its direction: forward, or back if it has turned back. The attempts of
-	// failed steps count from zero again, and the next attempt starts immediately. If Saga.Timeout has expired and the
-	// pivot is not done, ActionRetry turns the saga back. ActionRetry does not shorten waits for a Delay or an Await.
-	// Children that were compensated or abandoned are started again with new ids.
+	// failed steps count from zero again. The next attempt starts immediately, even if the saga is not stuck but waits
+	// before this attempt. If Saga.Timeout has expired and the pivot is not done, ActionRetry turns the saga back.
+	// ActionRetry does not shorten waits for a Delay or an Await. Children that were compensated or abandoned are started
+	// again with new ids.
 	//
 	// If a step does not return, ActionRetry takes the saga from its runner. Attempts in progress may have taken effect,
 	// and their results are dropped. If [Handle.Cancel] was called before ActionRetry, the saga turns back.

@@ -21,7 +21,7 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.show(&rec), nil
 }
 
-// A Filter selects sagas for [Runner.List]. A zero field selects all sagas.
+// A Filter selects sagas for [Runner.List]. A zero field does not restrict the selection.
 type Filter struct {
 	Saga   string   // the Name of the definition
 	Status []Status // any of these statuses; empty means every status

@@ -52,7 +52,8 @@
 //	a refusal              without a limit   no       a policy, such as an open breaker, did not make the call
 //	an answer              no                yes      as Permanent(err), unless the error is Retryable
 //
-// A refusal is an error whose Refused method returns true. An answer is an error whose Answered method returns true.
+// A refusal is an error whose Refused method returns true. An answer is an error whose Answered method returns true. An
+// answer whose Retryable method also returns true has the same result as "any other error".
 //
 // If an earlier attempt of a step may have taken effect, a saga that turns back undoes the step, even if later attempts
 // were refused. If a pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether

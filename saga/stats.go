@@ -176,8 +176,10 @@ func (c *counters) store(counts []Count) {
 // The metrics include the [Stats]. For each definition, saga.sagas counts the sagas by status, and saga.step.attempts
 // counts the attempts of steps by outcome. The metrics saga.stored, saga.due and saga.due.age_seconds describe the
 // sagas in the store, which all runners share. So do not add up saga.stored, saga.due or saga.due.age_seconds over
-// several runners. The values of these three metrics are some seconds old. While the store does not answer, they keep
-// their last values for 5 minutes and are then 0.
+// several runners. The values of these three metrics are from the latest completed query of the store, and are 0 before
+// the first query. If the last query started at least 5 seconds ago, a read of the metrics starts the next query in the
+// background, and does not wait for it. While the store does not answer, the three metrics keep their last values for 5
+// minutes and are then 0.
 //
 // The health check queries the store. A Health that is not Pass has one of these states:
 //
