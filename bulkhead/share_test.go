@@ -321,7 +321,8 @@ func TestReservedSlotsOfDisplacedCall(t *testing.T) {
 		require.Equal(t, 2, b.Stats().InFlight, "two slots are reserved for the newest call")
 		start("newcomer", "b", 1)
 		require.Equal(t, bulkhead.Displaced, c.refusal("newest"))
-		require.Equal(t, []string{"first", "second", "newcomer", "oldest"}, c.ran)
+		require.Equal(t, []string{"first", "second"}, c.ran[:2])
+		require.ElementsMatch(t, []string{"newcomer", "oldest"}, c.ran[2:], "which are admitted together")
 		c.finishAll()
 	})
 }
