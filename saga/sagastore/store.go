@@ -127,8 +127,8 @@ type Store interface {
 	// LeaseTTL. Without an Owner, Epoch is 0 and WakeAt is now. All other fields of the record are zero, and the saga's
 	// woken flag is not set.
 	//
-	// Entry i of the log has Seq i + 1, the record's Epoch, and At now. Start does not check whether Parent exists. Start
-	// should cost one commit of the database.
+	// Entry i of the log has the Seq i + 1 and the record's Epoch. Its At is now. Start does not check whether Parent
+	// exists. Start should cost one commit of the database.
 	Start(ctx context.Context, req StartRequest) (rec Record, created bool, err error)
 
 	// Claim makes Owner the owner of up to Limit due sagas, and returns their new records in any order. Claim returns no
@@ -177,8 +177,8 @@ type Store interface {
 	//
 	// The record gets the request's Status, Progress, Failures, Takeovers, LastError and Nonce, and UpdatedAt is now. The
 	// record gets the request's State unless State is nil; an empty State that is not nil is written. The record gets the
-	// request's Version unless Version is zero. Seq becomes [CommitRequest.After]. Entry i of the log has Seq req.Seq + 1
-	// + i, Epoch req.Epoch and At now.
+	// request's Version unless Version is zero. Seq becomes [CommitRequest.After]. Entry i of the log has the Seq
+	// req.Seq + 1 + i and the Epoch req.Epoch. Its At is now.
 	//
 	// Without Release, Owner and WakeAt do not change. With Release, Owner becomes "", and WakeAt becomes now + WakeIn, or
 	// now if the saga's woken flag is set. If there were no woken flag, a signal that arrived after the owner had read the
