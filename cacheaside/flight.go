@@ -169,14 +169,14 @@ func (c *Cache[K, V]) detach(f *flight[K, V]) {
 // from the Store remains usable if a Get with SkipMemory starts another flight of the key. Otherwise, frequent calls
 // with SkipMemory would take the value from each other. The Cache is locked.
 func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallback[V] {
-	valid := c.current(f.key) == f || f.fallback.fromStore && c.holds(f.mark)
-	if valid && f.fallback.entry.usable(now) {
-		return f.fallback
+	b := f.fallback
+	if valid := c.current(f.key) == f || b.fromStore && c.holds(f.mark); !valid || !b.entry.usable(now) {
+		b = fallback[V]{}
 	}
-	if e := c.peek(f.key); e.usable(now) {
-		return fallback[V]{entry: e}
+	if e := c.peek(f.key); e.usable(now) && (b.entry == nil || e.fresh > b.entry.fresh) {
+		b.entry = e // perhaps loaded by the other flight, and newer than the value from the Store
 	}
-	return fallback[V]{}
+	return b
 }
 
 // staleWhileLoading returns a stale value that may be served to a caller that still waits for f. It returns nil if

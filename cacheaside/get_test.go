@@ -182,6 +182,42 @@ func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 	}
 }
 
+// The load of an earlier flight fails, after a Get with SkipMemory has loaded a new value.
+func TestFailedLoadServesNewerValue(t *testing.T) {
+	for _, skip := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := newFakeStore()
+			store.lease = 5 * time.Second
+			loads := 0
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Store: store.connect(),
+				Load: func(context.Context, int) (int, error) {
+					loads++
+					if value := loads; value != 2 {
+						return value, nil
+					}
+					time.Sleep(20 * time.Second)
+					return 0, errLoad
+				},
+			})
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			first := make(chan int)
+			go func() {
+				value, _, _ := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip})
+				first <- value
+			}()
+			time.Sleep(6 * time.Second) // the lease of the first load has expired
+			value, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			require.NoError(t, err)
+			require.Equal(t, 3, value)
+			require.Equal(t, 3, <-first)
+		})
+	}
+}
+
 func invalidate1(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) }
 func invalidateAll(c *cacheaside.Cache[int, int]) error {
 	return c.InvalidateAll(context.Background())
