@@ -123,7 +123,7 @@ func convert(_, to reflect.Type, value any) (any, error) {
 	case to.Kind() == reflect.String && !ok:
 		return nil, fmt.Errorf("is %v: must be a text", value)
 	}
-	if n, ok := value.(json.Number); ok && !fits(string(n), to) {
+	if n, _ := value.(json.Number); !fits(string(n), to) {
 		return nil, fmt.Errorf("is %s: must be in the range of %s", n, to)
 	}
 	return value, nil

@@ -62,10 +62,9 @@ func recoverMetrics(path string, metrics func() []policy.Metric) func() []policy
 		return func() []policy.Metric { return nil }
 	}
 	var logged sync.Once // because metrics are read every second
-	return func() (all []policy.Metric) {
+	return func() []policy.Metric {
 		defer func() {
 			if v := recover(); v != nil {
-				all = nil
 				stack := debug.Stack()
 				logged.Do(func() { log.Printf("registry: %s: Metrics panicked: %v\n%s", path, v, stack) })
 			}

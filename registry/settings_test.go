@@ -479,6 +479,23 @@ func TestApplyComparesConfigsOfOneType(t *testing.T) {
 	require.Empty(t, report)
 }
 
+// byValue is the name of a policy that is no pointer. Its config cannot be changed.
+type byValue string
+
+func (b byValue) Describe() policy.Description {
+	return policy.Description{Kind: "k", Name: string(b), Config: func() any { return fakeConfig{} }}
+}
+
+func TestPolicyWithoutUpdateAndMembers(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(byValue("n"))
+	_, err := reg.Apply([]byte(`{"k/n": {}}`))
+	require.ErrorContains(t, err, "k/n")
+	e, ok := reg.Get("k", "n")
+	require.True(t, ok)
+	require.Nil(t, e.Worst(5))
+}
+
 func TestDescriptionNeedsOnlyKindAndName(t *testing.T) {
 	for _, d := range []policy.Description{
 		{},
