@@ -188,13 +188,12 @@ func TestFailedLoadServesNewerValue(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFakeStore()
 			store.lease = 5 * time.Second
-			loads := 0
+			var loads atomic.Int64
 			c := cacheaside.New(cacheaside.Config[int, int]{
 				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Store: store.connect(),
 				Load: func(context.Context, int) (int, error) {
-					loads++
-					if value := loads; value != 2 {
-						return value, nil
+					if value := loads.Add(1); value != 2 {
+						return int(value), nil
 					}
 					time.Sleep(20 * time.Second)
 					return 0, errLoad
