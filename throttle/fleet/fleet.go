@@ -200,7 +200,8 @@ type Config struct {
 	RetryEvery time.Duration
 
 	// OnOutage specifies which calls are admitted while Redis cannot be reached. During an outage, no call starts to
-	// wait. If a call already waits, OnOutage decides when the call would ask Redis again. Empty means Refuse.
+	// wait. A call that already waits continues to wait until it would ask Redis again. OnOutage then decides whether
+	// the call is admitted. Empty means Refuse.
 	OnOutage OutagePolicy
 
 	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local.
