@@ -141,6 +141,14 @@ func (g *Group[K, P]) prepare(key K, m *member[P]) {
 	}
 }
 
+// descriptionOf returns the description of p, or an empty description if p has none.
+func descriptionOf(p any) policy.Description {
+	if d, ok := p.(policy.Describer); ok {
+		return d.Describe()
+	}
+	return policy.Description{}
+}
+
 func closePolicy(p any) error {
 	if c, ok := p.(interface{ Close() error }); ok {
 		return c.Close()
@@ -160,6 +168,35 @@ func (g *Group[K, P]) evict(m *member[P]) {
 				g.evicted[metric.Name] += metric.Value
 			}
 		}
+	}
+}
+
+// observeMember forwards the events of a member to the group's observers.
+func (g *Group[K, P]) observeMember(key string, m *member[P]) {
+	d := descriptionOf(m.policy)
+	if d.Observe == nil {
+		return
+	}
+	stop := d.Observe(func(ctx context.Context, e policy.Event) {
+		e.Key = key
+		g.observers.Tell(ctx, e)
+	})
+	g.stopsMu.Lock()
+	defer g.stopsMu.Unlock()
+	if g.stops == nil {
+		g.stops = make(map[*member[P]]func())
+	}
+	g.stops[m] = stop
+}
+
+// stopMember stops observing a member. It has no effect if the member is not observed.
+func (g *Group[K, P]) stopMember(m *member[P]) {
+	g.stopsMu.Lock()
+	stop := g.stops[m]
+	delete(g.stops, m)
+	g.stopsMu.Unlock()
+	if stop != nil {
+		stop()
 	}
 }
 
