@@ -382,3 +382,19 @@ func TestSharedBudgetKeepsNoMember(t *testing.T) {
 		require.True(t, ok)
 	}
 }
+
+// A Budget that several Retriers share outlives each of them, so it keeps none of them in use.
+func TestSharedBudgetKeepsNoRetrierInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{})
+		first := retry.New(retry.Config{Budget: b, Backoff: retry.Constant(0)})
+		fn, _ := failing(1, errDown)
+		require.NoError(t, first.Do(t.Context(), fn))
+		require.True(t, first.Describe().InUse())
+		require.NoError(t, first.Update(func(c *retry.Config) { c.Attempts = 5 }))
+		require.True(t, first.Describe().InUse(), "it is still the only Retrier")
+		second := retry.New(retry.Config{Budget: b})
+		require.False(t, first.Describe().InUse())
+		require.False(t, second.Describe().InUse())
+	})
+}
