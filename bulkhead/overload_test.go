@@ -457,3 +457,50 @@ func TestGoodputOfManyShares(t *testing.T) {
 	ran := o.runWith(t, calls, bulkhead.Config{Share: tenant})
 	require.Greater(t, float64(count(ran, served))/(o.capacity()*span.Seconds()), 0.8)
 }
+
+// The share that holds the fewest slots comes before the newest call of another share.
+func TestFairnessComesBeforeOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: time.Second, Share: shareOf}))
+		c.start(ofShare(t.Context(), "a"), "a held")
+		c.start(ofShare(t.Context(), "c"), "c held")
+		c.start(ofShare(t.Context(), "b"), "b")
+		abandon(ofShare(t.Context(), "b"), c, 8)
+		c.start(ofShare(t.Context(), "a"), "a")
+		c.finish("c held")
+		require.Equal(t, []string{"a held", "c held", "b"}, c.ran)
+		c.finishAll()
+	})
+}
+
+// Work that fails after its call's deadline was cut off by the deadline, so its time does not count.
+func TestWorkCutOffIsNotTimed(t *testing.T) {
+	for name, test := range map[string]struct {
+		err    error
+		after  time.Duration
+		waited bool // whether a call with less time than usual may wait
+	}{
+		"failed at the deadline":     {errors.New("aborted"), 10 * ms, false},
+		"failed before the deadline": {errors.New("aborted"), 9 * ms, true},
+		"canceled":                   {context.Canceled, 9 * ms, false},
+		"succeeded":                  {nil, 10 * ms, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := accustomed(t, bulkhead.Config{MaxWait: time.Minute}, 100*ms)
+				for range 31 * 256 {
+					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+					ctx, work := linger.Begin(ctx)
+					require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
+					time.Sleep(test.after)
+					work.End(test.err)
+					cancel()
+				}
+				release := hold(t, b)
+				_, took := within(t, b, 50*ms)
+				require.Equal(t, test.waited, took > 0)
+				release()
+			})
+		})
+	}
+}

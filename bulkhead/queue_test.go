@@ -205,3 +205,31 @@ func TestRefusalText(t *testing.T) {
 				"context deadline exceeded: client gone")
 	})
 }
+
+func TestRefusalsMatchTheirErrors(t *testing.T) {
+	for reason, want := range map[bulkhead.Reason]bool{bulkhead.DeadlineTooClose: true, bulkhead.WaitTooLong: false} {
+		err := &bulkhead.FullError{Reason: reason}
+		require.ErrorIs(t, err, bulkhead.ErrFull)
+		require.Equal(t, want, errors.Is(err, context.DeadlineExceeded), reason)
+		require.NotErrorIs(t, err, context.Canceled)
+		require.True(t, err.Retryable())
+	}
+}
+
+// A growing ctx is the ctx of a call whose limit may grow.
+type growing struct {
+	context.Context
+	limit int
+}
+
+func (g growing) MaxLimit() int { return g.limit }
+
+func TestTooCostlyIsRetryableIfLimitMayGrow(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf})
+	for limit, want := range map[int]bool{3: false, 4: true, 5: true} {
+		err := b.Do(growing{costing(t.Context(), 4), limit}, nothing)
+		full, _ := errors.AsType[*bulkhead.FullError](err)
+		require.Equal(t, bulkhead.TooCostly, full.Reason)
+		require.Equal(t, want, full.Retryable(), limit)
+	}
+}
