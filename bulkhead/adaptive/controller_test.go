@@ -87,6 +87,43 @@ func TestWorkCutOffBeforeBaseIsKnown(t *testing.T) {
 	}
 }
 
+// While no call has ended, work that is cut off has no latency that could count.
+func TestWorkCutOffBeforeFirstCallEnds(t *testing.T) {
+	d := drive(adaptive.Config{Initial: 60})
+	d.CutOff()
+	d.round(60, service, nil)
+	for d.Usual() == 100*time.Millisecond { // until the first cohort is complete
+		d.round(60, service, nil)
+	}
+	require.Equal(t, service, d.Usual())
+}
+
+// Work that is cut off lowers the limit as soon as its latency can be estimated: before the base is known, from the
+// calls of its cohort that have ended, and later also from the base.
+func TestWorkCutOffLowersLimit(t *testing.T) {
+	limitAfter := func(known bool, cutOff int) int {
+		d := drive(adaptive.Config{Initial: 60, Min: 10})
+		d.round(60, 200*time.Millisecond, nil)
+		for known && d.Base() == 0 {
+			d.round(60, 200*time.Millisecond, nil)
+		}
+		calls := d.begin(60)
+		d.now += 200 * time.Millisecond
+		if !known {
+			d.end(calls[:1], nil)
+			calls = calls[1:]
+		}
+		for range cutOff {
+			d.CutOff()
+		}
+		d.end(calls, nil)
+		return d.Limit()
+	}
+	for _, known := range []bool{true, false} {
+		require.Less(t, limitAfter(known, 100), limitAfter(known, 0), known)
+	}
+}
+
 // Calls of a probe that hang count as long as they have run so far.
 func TestProbeLearnsFromRunningCalls(t *testing.T) {
 	d := drive(adaptive.Config{})
