@@ -421,6 +421,9 @@ func TestGroupValidate(t *testing.T) {
 			"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {
 			Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1,
 		},
+		"throttle.GroupConfig.IdleAfter is -2ns: must be 0 (for a minute) or more, or throttle.Unlimited": {
+			Config: throttle.Config{Rate: 1}, IdleAfter: -2,
+		},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
 	}
@@ -468,5 +471,18 @@ func TestGroupFloodOfOneTenant(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.InDelta(t, 1005, flood.Load(), 110)
+	})
+}
+
+func TestUnusedKeyIsEvictedAfterAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1}})
+		require.True(t, g.Allow(1))
+		time.Sleep(59 * time.Second)
+		require.True(t, g.Allow(2))
+		require.Equal(t, 2, g.Stats().Keys)
+		time.Sleep(2 * time.Second)
+		require.True(t, g.Allow(3))
+		require.Equal(t, 2, g.Stats().Keys, "the first key was evicted")
 	})
 }

@@ -473,7 +473,6 @@ func (x *meterExt) stop() {
 func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	was := cmp.Or(l.terms, &terms{})
 	l.terms = &terms{cfg: cfg, token: was.token, burst: was.burst}
-	unlimited := true
 	for _, q := range cfg.Quotas {
 		f, known := &frame{Window: q.Window.calendar()}, false
 		for _, old := range was.frames {
@@ -484,7 +483,6 @@ func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 		if q.N == Unlimited && !known {
 			continue
 		}
-		unlimited = unlimited && q.N == Unlimited
 		l.terms.quotas = append(l.terms.quotas, q)
 		l.terms.frames = append(l.terms.frames, f)
 	}
@@ -496,7 +494,7 @@ func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 		l.terms.limit = cfg.Burst
 		l.terms.token = tokenTime(cfg.Rate)
 		l.terms.burst = l.terms.token * int64(cfg.Burst)
-	case unlimited:
+	default: // a quota that limits replaces it in each Decision
 		l.terms.limit = Unlimited
 	}
 	for _, m := range meters {

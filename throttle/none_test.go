@@ -83,7 +83,7 @@ func TestUnlimitedAdmitsEverything(t *testing.T) {
 		}
 		d, err := l.Admit(of(1))
 		require.NoError(t, err)
-		require.Equal(t, []any{true, math.MaxInt}, []any{d.Admitted, d.Remaining})
+		require.Equal(t, []any{true, throttle.Unlimited, math.MaxInt}, []any{d.Admitted, d.Limit, d.Remaining})
 	}
 	l := throttle.New(throttle.Config{Rate: throttle.Unlimited, Quotas: day(2)})
 	require.True(t, l.Allow())
@@ -116,6 +116,38 @@ func TestUpdateToAndFromNone(t *testing.T) {
 			require.True(t, l.Allow())
 		}
 	})
+}
+
+// A call that waits starts when its limit becomes unlimited.
+func TestUpdateToUnlimitedAdmitsWaitingCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: throttle.PerMinute(1), MaxWait: throttle.Unlimited})
+		require.NoError(t, l.Wait(t.Context()))
+		start, waited := time.Now(), make(chan time.Duration, 1)
+		go func() {
+			if l.Wait(t.Context()) == nil {
+				waited <- time.Since(start)
+			}
+		}()
+		time.Sleep(time.Second)
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = throttle.Unlimited }))
+		require.Equal(t, time.Second, <-waited)
+	})
+}
+
+// The tokens that are spent while a quota is unlimited do not count after it is limited again.
+func TestUnlimitedQuotaCountsNothing(t *testing.T) {
+	l := throttle.New(throttle.Config{Quotas: day(2), Cost: cost})
+	set := func(n int) {
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = day(n) }))
+	}
+	set(throttle.Unlimited)
+	r, err := l.Reserve(t.Context(), 0)
+	require.NoError(t, err)
+	r.Settle(5)
+	require.NoError(t, l.Wait(of(3)))
+	set(2)
+	require.Equal(t, 2, take(l, 0).Remaining)
 }
 
 func TestNegativeReservationIsAnError(t *testing.T) {

@@ -258,6 +258,8 @@ func TestQuotaValidate(t *testing.T) {
 		"throttle.Config.Quotas is 9 long: must be at most 8 long")
 	nine[1].Window.Every = 36 * 365 * 24 * time.Hour
 	require.NoError(t, throttle.Config{Quotas: nine[1:]}.Validate())
+	early := []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Day, At: 24*time.Hour - 1}}}
+	require.NoError(t, throttle.Config{Quotas: early}.Validate())
 }
 
 // A waiting call has its tokens of the quotas. It gives them back if it gives up, to the

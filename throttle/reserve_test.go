@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/refund"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -68,6 +69,51 @@ func TestSettleCorrectsAReservation(t *testing.T) {
 			require.EqualValues(t, 4980, s.Forgiven, name)
 		}
 	})
+}
+
+// A call that had to wait for its token gives it back in the same way as a call that did not wait.
+func TestSettleCorrectsAReservationThatWaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, MaxWait: throttle.Unlimited})
+		require.True(t, l.Allow())
+		r, err := l.Reserve(t.Context(), 1)
+		require.NoError(t, err)
+		require.False(t, l.Allow())
+		r.Settle(0)
+		require.True(t, l.Allow())
+	})
+}
+
+// Middleware that calls Admit refunds the tokens if an inner policy refuses the request.
+func TestAdmitRecordsItsRefund(t *testing.T) {
+	cfg := throttle.Config{Rate: 1, Burst: 1, Quotas: day(1)}
+	for name, admits := range map[string]func() func(context.Context) (throttle.Decision, error){
+		"Limiter": func() func(context.Context) (throttle.Decision, error) { return throttle.New(cfg).Admit },
+		"Group": func() func(context.Context) (throttle.Decision, error) {
+			g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
+			return func(ctx context.Context) (throttle.Decision, error) { return g.Admit(ctx, 1) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				admit := admits()
+				recording, handler := refund.Start(t.Context())
+				d, err := admit(recording)
+				require.NoError(t, err)
+				require.Zero(t, d.Remaining)
+				_, err = admit(recording)
+				require.ErrorIs(t, err, throttle.ErrLimited)
+				refund.Of(handler).Refund()
+				_, err = admit(t.Context())
+				require.NoError(t, err, "the token was refunded, and the refusal added none")
+				_, err = admit(t.Context())
+				require.ErrorIs(t, err, throttle.ErrLimited)
+				refund.Of(handler).Refund()
+				_, err = admit(t.Context())
+				require.ErrorIs(t, err, throttle.ErrLimited, "tokens are refunded once")
+			})
+		})
+	}
 }
 
 // A call that costs nothing is admitted, in debt too.

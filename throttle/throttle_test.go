@@ -284,6 +284,8 @@ func TestHopelessWaitIsRefusedImmediately(t *testing.T) {
 		require.Zero(t, time.Since(start))
 		require.ErrorIs(t, err, throttle.ErrLimited)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, context.DeadlineExceeded, limited.Err)
 
 		enough, cancel := context.WithTimeout(t.Context(), time.Second+1)
 		defer cancel()
