@@ -177,6 +177,9 @@ func TestOnErrorGetsJoinedErrors(t *testing.T) {
 		"error":          {func(context.Context) error { return failed }, true},
 		"error and end":  {func(ctx context.Context) error { return errors.Join(failed, ctx.Err()) }, true},
 		"end with error": {func(ctx context.Context) error { return fmt.Errorf("%w: %w", ctx.Err(), failed) }, true},
+		"wrapped error and end": {func(ctx context.Context) error {
+			return fmt.Errorf("query: %w", errors.Join(failed, ctx.Err()))
+		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			exactly(t, func(t *testing.T) {
@@ -194,6 +197,27 @@ func TestOnErrorGetsJoinedErrors(t *testing.T) {
 			})
 		})
 	}
+}
+
+// several is an error that == cannot compare.
+type several []error
+
+func (s several) Error() string { return errors.Join(s...).Error() }
+
+func TestOnErrorGetsCauseThatCannotBeCompared(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		cause, reported := several{errDown}, 0
+		c := lease.New(lease.NewMemory(), lease.Config{Name: "x", OnError: func(_ context.Context, err error) {
+			require.Equal(t, cause, err)
+			reported++
+		}})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		_ = c.Loop(ctx, func(ctx context.Context, _ lease.Term) error {
+			cancel(cause)
+			return context.Cause(ctx)
+		})
+		require.Equal(t, 1, reported)
+	})
 }
 
 func TestErrorsAreLoggedWithoutOnError(t *testing.T) {
@@ -400,7 +424,7 @@ func TestEveryMakesNoRunRecordedTooLate(t *testing.T) {
 func TestRunExtendsTermWhileRenewalHangs(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, hangs := &faulty{Store: lease.NewMemory()}, atomic.Bool{}
-		time.AfterFunc(time.Hour-ttl/6, func() { hangs.Store(true) })
+		time.AfterFunc(time.Hour-ttl/2, func() { hangs.Store(true) })
 		store.set(&store.renew, func(ctx context.Context, do func() error) error {
 			if hangs.Load() && time.Now().UnixNano()%int64(time.Hour) != 0 { // a run is due on the hour
 				time.Sleep(3 * ttl) // it ignores its ctx

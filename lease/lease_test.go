@@ -1058,6 +1058,30 @@ func TestHealthFailsWhileLeaseIsVacant(t *testing.T) {
 	})
 }
 
+// While the store refuses connections, the end of a term is the last thing that its candidate knows of the lease.
+func TestHealthAfterTermOfSameCandidate(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		c := quiet(store, billing)
+		term, err := c.TryCampaign(t.Context())
+		require.NoError(t, err)
+		go func() { _, _ = c.Campaign(t.Context()) }()
+		var calls sync.WaitGroup
+		soon, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		for range 4 {
+			calls.Go(func() { require.Zero(t, c.Describe().Health(t.Context())) })
+			calls.Go(func() { _, _ = c.Campaign(soon) })
+		}
+		calls.Wait()
+		store.set(&store.acquire, down)
+		store.set(&store.renew, down)
+		<-term.Context().Done()
+		time.Sleep(ttl + time.Second)
+		require.Equal(t, "vacant", c.Describe().Health(t.Context()).State)
+	})
+}
+
 // A candidate that waits behind a fenced transaction sees that no process holds the lease.
 func TestHealthOfWaitingCandidate(t *testing.T) {
 	exactly(t, func(t *testing.T) {

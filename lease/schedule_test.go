@@ -183,6 +183,14 @@ func TestDueRun(t *testing.T) {
 		_, _, err := lease.DueRun(next(func(t time.Time) time.Time { return t.Add(wrong) }), at(0), at(1))
 		require.ErrorContains(t, err, "the Schedule's Next must return a later instant")
 	}
+	starts := next(func(t time.Time) time.Time { // at any instant but the first
+		if t.Equal(at(0)) {
+			return t
+		}
+		return t.Add(time.Hour)
+	})
+	_, _, err := lease.DueRun(starts, at(0), at(24*time.Hour))
+	require.ErrorContains(t, err, "must return a later instant")
 	halts := next(func(t time.Time) time.Time { // at any instant but the first
 		if t.Equal(at(0)) {
 			return at(time.Hour)
@@ -195,7 +203,7 @@ func TestDueRun(t *testing.T) {
 	}
 	// A schedule of milliseconds that catches up with a year calls Next some times, not 31 billion times.
 	calls := 0
-	_, _, err := lease.DueRun(next(func(t time.Time) time.Time { calls++; return t.Add(time.Millisecond) }),
+	_, _, err = lease.DueRun(next(func(t time.Time) time.Time { calls++; return t.Add(time.Millisecond) }),
 		at(0), at(365*24*time.Hour))
 	require.NoError(t, err)
 	require.Less(t, calls, 2000)
