@@ -215,6 +215,7 @@ func TestWorstSortsMembers(t *testing.T) {
 	require.Len(t, e.Worst(2), 2)
 	require.Empty(t, e.Worst(0))
 	require.Empty(t, e.Worst(-1))
+	require.Empty(t, registry.Entry{}.Worst(1))
 }
 
 func TestWorstOfAGroup(t *testing.T) {
