@@ -70,6 +70,12 @@ var wires = map[string]func() *http.Protocols{
 		p.SetUnencryptedHTTP2(true)
 		return p
 	},
+	"HTTP/1.1 or HTTP/2": func() *http.Protocols { // net/http uses HTTP/1.1 without TLS
+		p := new(http.Protocols)
+		p.SetHTTP1(true)
+		p.SetUnencryptedHTTP2(true)
+		return p
+	},
 }
 
 func TestSilentConnectionIsAbandoned(t *testing.T) {
@@ -105,7 +111,11 @@ func TestDeadlineAbandonsASilentConnection(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := newCutover(t, protocols())
 					client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
+					stream, err := client.Get("http://a/stream") // over HTTP/1.1, two connections become idle
+					require.NoError(t, err)
 					require.NoError(t, fetch(t.Context(), client, "http://a/"))
+					close(c.release)
+					require.Equal(t, "end", answer(t, stream, nil))
 					waitForPool()
 					c.moved.Store(true)
 					again := func() error {
@@ -114,7 +124,7 @@ func TestDeadlineAbandonsASilentConnection(t *testing.T) {
 						return fetch(ctx, client, "http://a/")
 					}
 					require.ErrorIs(t, again(), context.DeadlineExceeded)
-					if err := again(); patience < 900*time.Millisecond && wire == "HTTP/2" {
+					if err := again(); patience < 900*time.Millisecond {
 						require.ErrorIs(t, err, context.DeadlineExceeded, "the caller's patience says nothing")
 					} else {
 						require.NoError(t, err)
@@ -274,4 +284,85 @@ func TestOwnBaseSendsPings(t *testing.T) {
 	own := &http.Transport{}
 	require.Same(t, own, resiliencehttp.BaseOf(resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Base: own})))
 	require.Nil(t, own.HTTP2)
+}
+
+// A caller that cancels says nothing about the connection, however long it has been silent.
+func TestCancelKeepsASilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, wires["HTTP/2"]())
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
+		c.moved.Store(true)
+		for range 2 {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(3*time.Second, cancel)
+			require.ErrorIs(t, fetch(ctx, client, "http://a/"), context.Canceled)
+		}
+		require.Zero(t, c.new.Load())
+		require.EqualValues(t, 3, c.old.Load())
+	})
+}
+
+// A hedge of a request that has dialed its connection shares the connection: the server is slow.
+func TestHedgeStaysOnANewConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dials, requests atomic.Int64
+		base := serveMemory(t, func(_ http.ResponseWriter, r *http.Request) {
+			if requests.Add(1) == 1 {
+				<-r.Context().Done()
+			}
+		}, wires["HTTP/2"]())
+		dial := base.DialContext
+		base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials.Add(1)
+			return dial(ctx, network, addr)
+		}
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: base, Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.EqualValues(t, 1, dials.Load())
+	})
+}
+
+// The body of a response is silent on a connection that earlier requests have used. The next request uses another one.
+func TestIdleBodyAbandonsASilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, wires["HTTP/2"]())
+		defer close(c.release)
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Idle: time.Second}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
+		stream, err := client.Get("http://a/stream")
+		require.NoError(t, err)
+		c.moved.Store(true)
+		_, err = io.ReadAll(stream.Body)
+		var passed *resilience.TimeoutError
+		require.ErrorAs(t, err, &passed)
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.EqualValues(t, 1, c.new.Load())
+	})
+}
+
+// A hedge over a foreign Base cannot tell on which protocol the first request waits.
+func TestHedgeOverAForeignBase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slow atomic.Int64
+		base := serveMemory(t, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" && slow.Add(1) == 1 {
+				<-r.Context().Done()
+			}
+		}, nil)
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: roundTripper(base.RoundTrip), Middleware: resilience.Chain(),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
+		require.NoError(t, fetch(t.Context(), client, "http://a/slow"))
+		require.EqualValues(t, 2, slow.Load())
+	})
 }

@@ -370,3 +370,115 @@ func TestBodyIdleKeepsTheFieldsOfTheRequest(t *testing.T) {
 		resiliencehttp.Server{BodyIdle: -2}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
 	})
 }
+
+func TestBodyIdleAppliesWithinReadTimeout(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
+				base := serveMemory(t, h, protocols, func(s *http.Server) { s.ReadTimeout = time.Minute })
+				go func() {
+					body := pausingBody(t, 3*time.Second, "x", "y")
+					if resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", body); err == nil {
+						_ = resp.Body.Close()
+					}
+				}()
+				time.Sleep(2*time.Second + time.Millisecond)
+				require.Zero(t, slots.Stats().InFlight)
+				_, ok := errors.AsType[*resilience.TimeoutError](*failed)
+				require.True(t, ok)
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// The body of a CONNECT request is a connection, which may pause for longer than a body.
+func TestBodyIdleIgnoresConnect(t *testing.T) {
+	some := io.NopCloser(strings.NewReader("x"))
+	for name, c := range map[string]struct {
+		method  string
+		body    io.ReadCloser
+		limited bool
+	}{
+		"body": {"POST", some, true}, "CONNECT": {"CONNECT", some, false},
+		"no body": {"POST", http.NoBody, false}, "nil": {"POST", nil, false},
+	} {
+		r := httptest.NewRequest(c.method, "http://a/", nil)
+		r.Body = c.body
+		h := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
+		h(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			require.Equal(t, c.limited, c.body != r.Body, name)
+		})).ServeHTTP(httptest.NewRecorder(), r)
+	}
+}
+
+// A deadlines writer records the read deadlines that it gets.
+type deadlines struct {
+	http.ResponseWriter
+	all []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(at time.Time) error {
+	d.all = append(d.all, at)
+	return nil
+}
+
+// The deadline of a Read ends with the Read, so that it does not cut off the response. Over HTTP/1.1, Close reads the
+// rest of the body, so it has a deadline, too. After the end of the body, net/http has removed the server's deadline.
+func TestReadDeadlines(t *testing.T) {
+	const idle, readTimeout = time.Second, time.Minute
+	for name, c := range map[string]struct {
+		major int
+		read  bool
+		want  []time.Duration // after the start; 0 for no deadline
+	}{
+		"HTTP/1.1, read":   {1, true, []time.Duration{idle, readTimeout, idle, 0}},
+		"HTTP/1.1, unread": {1, false, []time.Duration{idle, 0}},
+		"HTTP/2, read":     {2, true, []time.Duration{idle, readTimeout, idle, readTimeout}},
+		"HTTP/2, unread":   {2, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, start := &deadlines{ResponseWriter: httptest.NewRecorder()}, time.Now()
+				ctx := context.WithValue(t.Context(), http.ServerContextKey, &http.Server{ReadTimeout: readTimeout})
+				r := httptest.NewRequestWithContext(ctx, "POST", "http://a/", strings.NewReader("x"))
+				r.ProtoMajor = c.major
+				h := resiliencehttp.Server{BodyIdle: idle}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
+				h(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+					if c.read {
+						_, _ = io.ReadAll(r.Body)
+					}
+					require.NoError(t, r.Body.Close())
+				})).ServeHTTP(w, r)
+				var got []time.Duration
+				for _, at := range w.all {
+					if at.IsZero() {
+						at = start
+					}
+					got = append(got, at.Sub(start))
+				}
+				require.Equal(t, c.want, got)
+			})
+		})
+	}
+}
+
+// A body that outer middleware has read to its end has no deadline.
+func TestBodyIdleAfterTheEndOfTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
+		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.ReadAll(r.Body)
+			body := r.Body
+			inner(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				require.Same(t, body, r.Body)
+				w.WriteHeader(http.StatusAccepted)
+			})).ServeHTTP(w, r)
+		}, nil)
+		resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("x"))
+		require.NoError(t, err)
+		require.Equal(t, http.StatusAccepted, resp.StatusCode)
+		require.NoError(t, resp.Body.Close())
+	})
+}

@@ -657,6 +657,19 @@ func TestClientHasABudgetForEachHost(t *testing.T) {
 		_, err := c.get(t.Context(), "b")
 		require.NoError(t, err)
 		require.Equal(t, 3, w.sent("b"), "its own budget is not spent")
+
+		budgets := c.Transport.(*resiliencehttp.ClientTransport).Budgets
+		hosts := []string{}
+		for host, budget := range budgets.All() {
+			same, ok := budgets.Get(host)
+			require.True(t, ok)
+			require.Same(t, same, budget)
+			hosts = append(hosts, host)
+		}
+		require.ElementsMatch(t, []string{"a:80", "b:80"}, hosts)
+		for range budgets.All() {
+			break // the iteration may end early
+		}
 	})
 }
 

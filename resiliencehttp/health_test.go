@@ -73,7 +73,17 @@ func TestHealthLimitsTheTimeOfPolicies(t *testing.T) {
 		deadline, ok := ctx.Deadline()
 		require.True(t, ok)
 		require.LessOrEqual(t, time.Until(deadline), time.Second)
+		require.NoError(t, ctx.Err())
 		return newHealthSource()(ctx)
 	})
 	resiliencehttp.Health(source).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/health", nil))
+}
+
+func TestHealthPanicsWithoutPolicies(t *testing.T) {
+	const text = "resiliencehttp: Health needs policies, not nil"
+	require.PanicsWithError(t, text, func() { resiliencehttp.Health(nil) })
+	require.PanicsWithError(t, text, func() { resiliencehttp.Health((*healthSource)(nil)) })
+	source := newHealthSource()
+	require.NotNil(t, resiliencehttp.Health(&source))
+	require.NotNil(t, resiliencehttp.Health(struct{ healthSource }{source}))
 }

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"runtime"
 	"slices"
@@ -22,6 +25,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
@@ -452,4 +456,201 @@ func goAway(conn net.Conn) {
 			body <- struct{}{}
 		}
 	}
+}
+
+// Requests that wait for a connection, dial, write and give up at the same time leave no slot taken.
+func TestRoutesUnderStress(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(rand.N(2 * time.Millisecond))
+		_, _ = io.WriteString(w, "ok")
+	}))
+	defer server.Close()
+	for _, most := range []int{0, 2} {
+		base := &http.Transport{MaxConnsPerHost: most}
+		slots := bulkhead.New(bulkhead.Config{Limit: 100})
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: base, ResponseHeaderTimeout: time.Millisecond, Middleware: resilience.Chain(retries(2).Wrap, slots.Wrap),
+		}}
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				for range 20 {
+					ctx, cancel := context.WithTimeout(t.Context(), rand.N(4*time.Millisecond))
+					req, _ := http.NewRequestWithContext(ctx, "PUT", server.URL, strings.NewReader("body"))
+					if resp, err := client.Do(req); err == nil {
+						_, _ = io.Copy(io.Discard, resp.Body)
+						_ = resp.Body.Close()
+					}
+					cancel()
+				}
+			})
+		}
+		calls.Wait()
+		require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
+		base.CloseIdleConnections()
+	}
+}
+
+// A hooked base calls hooks of httptrace in any order, and then waits until the request's ctx is done.
+type hooked struct {
+	calls      func(*httptrace.ClientTrace)
+	idleClosed int
+	err        error // returned instead of the error of ctx if it is set
+}
+
+func (h *hooked) RoundTrip(r *http.Request) (*http.Response, error) {
+	h.calls(httptrace.ContextClientTrace(r.Context()))
+	if h.err != nil {
+		return nil, h.err
+	}
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func (h *hooked) CloseIdleConnections() { h.idleClosed++ }
+
+var hooks = map[string]func(*httptrace.ClientTrace){
+	"GetConn":      func(c *httptrace.ClientTrace) { c.GetConn("a:80") },
+	"DNSStart":     func(c *httptrace.ClientTrace) { c.DNSStart(httptrace.DNSStartInfo{}) },
+	"ConnectStart": func(c *httptrace.ClientTrace) { c.ConnectStart("tcp", "a:80") },
+	"GotConn":      func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) },
+	"WroteHeaders": func(c *httptrace.ClientTrace) { c.WroteHeaders() },
+	"WroteRequest": func(c *httptrace.ClientTrace) { c.WroteRequest(httptrace.WroteRequestInfo{}) },
+}
+
+// While a request waits for a connection or a stream of this process, its time does not count against the server.
+func TestHooksDecideWhatARequestWaitsFor(t *testing.T) {
+	const forProcess, forServer, forUpload = "process", "server", "upload"
+	for calls, want := range map[string]string{
+		"GetConn":                                   forProcess,
+		"GetConn DNSStart":                          forServer,
+		"GetConn ConnectStart":                      forServer,
+		"GetConn GotConn":                           forProcess,
+		"GetConn WroteHeaders":                      forProcess, // of an earlier connection
+		"GetConn WroteRequest":                      forProcess,
+		"GetConn GotConn WroteHeaders":              forUpload,
+		"GetConn GotConn WroteHeaders WroteRequest": forServer,
+		"GetConn GotConn ConnectStart":              forProcess, // the dial is for another request
+		"GetConn GotConn WroteHeaders ConnectStart": forUpload,
+		"GetConn ConnectStart GotConn":              forProcess,
+		"GetConn GotConn WroteHeaders WroteRequest GetConn WroteRequest": forProcess,
+		"GetConn GotConn WroteHeaders WroteRequest GetConn ConnectStart": forServer,
+	} {
+		t.Run(calls, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := &hooked{calls: func(trace *httptrace.ClientTrace) {
+					for _, name := range strings.Fields(calls) {
+						hooks[name](trace)
+					}
+				}}
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: base, Middleware: resilience.Chain(), ResponseHeaderTimeout: time.Second,
+				}}
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, "GET", "http://a/", nil)
+				require.NoError(t, err)
+				start := time.Now()
+				_, err = client.Do(req)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, want == forProcess, resilience.Refused(err))
+				require.Equal(t, want == forServer, time.Since(start) == time.Second, time.Since(start))
+			})
+		})
+	}
+}
+
+// incomparable is a connection that cannot be the key of a map.
+type incomparable struct {
+	net.Conn
+	_ []int
+}
+
+// A connection counts as silent from the time at which the request got a stream on it.
+func TestSilenceCountsFromTheStream(t *testing.T) {
+	conn, _ := net.Pipe()
+	for name, c := range map[string]struct {
+		info      httptrace.GotConnInfo
+		waits     time.Duration
+		abandoned int
+	}{
+		"at once":               {httptrace.GotConnInfo{Conn: conn, Reused: true}, 0, 1},
+		"soon":                  {httptrace.GotConnInfo{Conn: conn, Reused: true}, 4100 * time.Millisecond, 1},
+		"late":                  {httptrace.GotConnInfo{Conn: conn, Reused: true}, 4101 * time.Millisecond, 0},
+		"new":                   {httptrace.GotConnInfo{Conn: conn}, 0, 0},
+		"cannot be compared":    {httptrace.GotConnInfo{Conn: incomparable{Conn: conn}, Reused: true}, 0, 1},
+		"foreign and not known": {httptrace.GotConnInfo{Reused: true}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := &hooked{calls: func(trace *httptrace.ClientTrace) {
+					trace.GetConn("a:80")
+					trace.GotConn(c.info)
+					time.Sleep(c.waits)
+					trace.WroteHeaders()
+				}}
+				client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain()}}
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				require.ErrorIs(t, fetch(ctx, client, "http://a/"), context.DeadlineExceeded)
+				require.Equal(t, c.abandoned, base.idleClosed)
+				time.Sleep(time.Minute) // the Transport forgets the connection
+			})
+		})
+	}
+}
+
+// net/http may return the error of a read that its own failure to write the request has interrupted.
+func TestRequestThatCannotBeWrittenIsNotRetried(t *testing.T) {
+	for text, attempts := range map[string]int{"http: ContentLength=3 with Body length 2": 1, "broken pipe": 3} {
+		sent := 0
+		base := &hooked{err: errors.New("use of closed network connection"), calls: func(trace *httptrace.ClientTrace) {
+			sent++
+			trace.GetConn("a:80")
+			trace.GotConn(httptrace.GotConnInfo{})
+			trace.WroteRequest(httptrace.WroteRequestInfo{Err: errors.New(text)})
+		}}
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}}
+		require.Error(t, fetch(t.Context(), client, "http://a/"))
+		require.Equal(t, attempts, sent, text)
+	}
+}
+
+// net/http calls hooks on other goroutines, and even after RoundTrip has returned.
+func TestHooksBesideTheEndOfAttempts(t *testing.T) {
+	conn, _ := net.Pipe()
+	stop := make(chan struct{})
+	var late sync.WaitGroup
+	base := &hooked{err: errors.New("reset"), calls: func(trace *httptrace.ClientTrace) {
+		trace.GetConn("a:80")
+		late.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				trace.GetConn("a:80")
+				trace.ConnectStart("tcp", "a:80")
+				trace.GotConn(httptrace.GotConnInfo{Conn: conn, Reused: true})
+				trace.WroteHeaders()
+				trace.WroteRequest(httptrace.WroteRequestInfo{Err: errors.New("broken pipe")})
+				trace.WroteRequest(httptrace.WroteRequestInfo{})
+				runtime.Gosched()
+			}
+		})
+		time.Sleep(100 * time.Microsecond)
+	}}
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Base: base, Middleware: resilience.Chain(retries(3).Wrap, resilience.Timeout(5*time.Millisecond)),
+	}}
+	for _, err := range []error{errors.New("reset"), nil, &net.OpError{Op: "dial", Err: io.EOF}} {
+		base.err = err
+		require.Error(t, fetch(t.Context(), client, "http://a/"))
+		_, err := client.Post("http://a/", "text/plain", strings.NewReader("x"))
+		require.Error(t, err)
+	}
+	close(stop)
+	late.Wait()
 }

@@ -956,6 +956,32 @@ func TestFailoverOfABodyThatFailsIsNoServersFault(t *testing.T) {
 	})
 	require.ErrorContains(t, err, "broken")
 	require.Equal(t, breaker.Closed, circuit.State())
+
+	answers := roundTripper(func(r *http.Request) (*http.Response, error) {
+		_, _ = io.ReadAll(r.Body)
+		return &http.Response{StatusCode: http.StatusBadRequest, Body: http.NoBody}, nil
+	})
+	resp, err := resiliencehttp.Failover(answers, unasked).RoundTrip(httptest.NewRequest("PUT", "http://h/", broken{}))
+	require.NoError(t, err, "the server has answered although it did not get the whole body")
+	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+}
+
+// A counting body counts how often it is closed.
+type counting struct {
+	io.Reader
+	closed int
+}
+
+func (c *counting) Close() error { c.closed++; return nil }
+
+func TestFailoverClosesABodyThatIsNotSent(t *testing.T) {
+	refuses := roundTripper(func(r *http.Request) (*http.Response, error) {
+		return nil, errors.Join(&net.OpError{Op: "dial", Err: io.EOF}, r.Body.Close())
+	})
+	body := &counting{Reader: strings.NewReader("x")}
+	_, err := resiliencehttp.Failover(refuses, refuses).RoundTrip(httptest.NewRequest("PUT", "http://h/", body))
+	require.Error(t, err)
+	require.Equal(t, 1, body.closed)
 }
 
 func TestFailoverNamesEach(t *testing.T) {
