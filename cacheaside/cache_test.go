@@ -49,8 +49,7 @@ func (s *source) loaded(key int) int {
 func TestGetLoadsOnceThenHits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Jitter: cacheaside.None})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Jitter: cacheaside.None})
 		for range 3 {
 			v, err := c.Get(t.Context(), 1)
 			require.NoError(t, err)
@@ -80,14 +79,13 @@ func TestGetLoadsOnceThenHits(t *testing.T) {
 func TestThousandCallersMakeOneLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(ctx context.Context, key int) (int, error) {
 				loads.Add(1)
 				time.Sleep(time.Second)
 				return key, nil
 			},
 		})
-		defer c.Close()
 		var wg sync.WaitGroup
 		for range 1000 {
 			wg.Go(func() {
@@ -104,7 +102,7 @@ func TestThousandCallersMakeOneLoad(t *testing.T) {
 
 func TestFirstCallersCancelDoesNotFailTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, string]{
+		c := newCache(t, cacheaside.Config[int, string]{
 			Load: func(ctx context.Context, key int) (string, error) {
 				select {
 				case <-time.After(10 * time.Second):
@@ -114,7 +112,6 @@ func TestFirstCallersCancelDoesNotFailTheOthers(t *testing.T) {
 				}
 			},
 		})
-		defer c.Close()
 		cause := errors.New("the browser went away")
 		first, cancel := context.WithCancelCause(t.Context())
 		second, cancelSecond := context.WithTimeout(t.Context(), 3*time.Second)
@@ -150,7 +147,7 @@ func TestLastCallerCancelsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		canceled := make(chan struct{}, 1)
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(ctx context.Context, key int) (int, error) {
 				if loads.Add(1) == 1 {
 					<-ctx.Done()
@@ -160,7 +157,6 @@ func TestLastCallerCancelsLoad(t *testing.T) {
 				return 2, nil
 			},
 		})
-		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, 1)
@@ -189,14 +185,13 @@ func TestInvalidatedLoadNeverWrites(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var version atomic.Int64
 				version.Store(1)
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: func(ctx context.Context, key int) (int, error) {
 						v := version.Load()
 						time.Sleep(time.Second)
 						return int(v), nil
 					},
 				})
-				defer c.Close()
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					if v, err := c.Get(t.Context(), 1); err != nil || v != 1 {

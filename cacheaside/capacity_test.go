@@ -35,11 +35,10 @@ func TestRaisedCapacitySeparatesEntries(t *testing.T) {
 		}
 		return values, nil
 	}
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		Capacity: 5_000, TTL: time.Hour, Store: n, LoadMany: many, ReplicaLag: time.Nanosecond,
 		Load: func(_ context.Context, key int) (int, error) { return key, nil },
 	})
-	defer c.Close()
 	heard := <-n.changed
 	load := func(from, to int) {
 		var keys []int

@@ -152,16 +152,14 @@ func (sloppy) String() string { return "sloppy" }
 func TestPlainKeysAreUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[sloppy, int]{
+		c := newCache(t, cacheaside.Config[sloppy, int]{
 			Load:  func(_ context.Context, k sloppy) (int, error) { return int(k), nil },
 			Store: shared.connect(),
 		})
-		defer c.Close()
-		u := cacheaside.New(cacheaside.Config[uint8, int]{
+		u := newCache(t, cacheaside.Config[uint8, int]{
 			Load:  func(_ context.Context, k uint8) (int, error) { return int(k), nil },
 			Store: shared.connect(),
 		})
-		defer u.Close()
 		for _, k := range []sloppy{1, 2, -3} {
 			v, err := c.Get(t.Context(), k)
 			require.NoError(t, err)
@@ -180,8 +178,7 @@ func TestJitterShortensTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 2000
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, TTL: 100 * time.Second, Jitter: 0.5})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, TTL: 100 * time.Second, Jitter: 0.5})
 		for i := range n {
 			mustGet(t, c, i)
 		}
@@ -214,7 +211,7 @@ func TestRefreshAheadDistribution(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var loads atomic.Int64
 				slow := true
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: beta,
 					Load: func(context.Context, int) (int, error) {
 						loads.Add(1)
@@ -224,7 +221,6 @@ func TestRefreshAheadDistribution(t *testing.T) {
 						return 1, nil
 					},
 				})
-				defer c.Close()
 				var keys []int
 				for i := range n {
 					keys = append(keys, i)
@@ -258,11 +254,9 @@ func TestRefreshAheadOfStoredValue(t *testing.T) {
 				return loads.Add(1), nil
 			},
 		}
-		other := cacheaside.New(cfg)
-		defer other.Close()
+		other := newCache(t, cfg)
 		cfg.Store = shared.connect()
-		c := cacheaside.New(cfg)
-		defer c.Close()
+		c := newCache(t, cfg)
 		synctest.Wait()
 		mustGet(t, other, 1)
 		mustGet(t, c, 1)
@@ -291,8 +285,7 @@ func TestCapacityBoundsEntries(t *testing.T) {
 		"the default": {cacheaside.Config[int, int]{Load: load}, 10_000},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := cacheaside.New(test.cfg)
-			defer c.Close()
+			c := newCache(t, test.cfg)
 			for i := range 2 * int(test.most) {
 				mustGet(t, c, i)
 				require.LessOrEqual(t, c.Stats().Entries, test.most)
@@ -307,7 +300,7 @@ func TestCapacityBoundsEntries(t *testing.T) {
 func TestLoadSetsItsOwnTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, NotFoundTTL: time.Minute,
 			Load: func(ctx context.Context, k int) (int, error) {
 				loads.Add(1)
@@ -327,7 +320,6 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 				return k, nil
 			},
 		})
-		defer c.Close()
 		cacheaside.SetTTL(t.Context(), time.Hour) // no effect outside a load
 		mustGet(t, c, 1)
 		mustGet(t, c, 4)
@@ -356,12 +348,11 @@ func TestExpiredValueIsNotCached(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"already expired": 0, "expires with the load": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, k int) (int, error) {
+				c := newCache(t, cacheaside.Config[int, int]{Load: func(ctx context.Context, k int) (int, error) {
 					cacheaside.SetTTL(ctx, ttl)
 					time.Sleep(time.Second)
 					return k, nil
 				}})
-				defer c.Close()
 				mustGet(t, c, 1)
 				require.Zero(t, c.Stats().Entries)
 			})
@@ -373,7 +364,7 @@ func TestMiddlewareWrapsEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads, calls atomic.Int64
 		swallow := false
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Name: "users",
 			Load: func(context.Context, int) (int, error) {
 				if loads.Add(1) < 3 {
@@ -395,7 +386,6 @@ func TestMiddlewareWrapsEachLoad(t *testing.T) {
 				}
 			},
 		})
-		defer c.Close()
 		require.Equal(t, 7, mustGet(t, c, 1))
 		require.Equal(t, int64(3), loads.Load())
 		require.Equal(t, int64(1), calls.Load())
@@ -406,11 +396,10 @@ func TestMiddlewareWrapsEachLoad(t *testing.T) {
 }
 
 func TestCloneKeepsCallersApart(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, []int]{
+	c := newCache(t, cacheaside.Config[int, []int]{
 		Load:  func(context.Context, int) ([]int, error) { return []int{1}, nil },
 		Clone: func(v []int) []int { return append([]int(nil), v...) },
 	})
-	defer c.Close()
 	for range 3 {
 		v := mustGet(t, c, 1)
 		require.Equal(t, []int{1}, v)
@@ -422,10 +411,9 @@ func TestCloneKeepsCallersApart(t *testing.T) {
 }
 
 func TestDoneContextIsHonored(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { panic("called") },
 	})
-	defer c.Close()
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -440,7 +428,7 @@ func TestDoneContextIsHonored(t *testing.T) {
 
 func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
 	type key struct{}
-	c := cacheaside.New(cacheaside.Config[int, string]{
+	c := newCache(t, cacheaside.Config[int, string]{
 		LoadTimeout: time.Hour,
 		Load: func(ctx context.Context, _ int) (string, error) {
 			if d, ok := ctx.Deadline(); !ok || time.Until(d) < 59*time.Minute {
@@ -449,7 +437,6 @@ func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
 			return ctx.Value(key{}).(string), nil
 		},
 	})
-	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "trace"), time.Minute)
 	defer cancel()
 	v, err := c.Get(ctx, 1)

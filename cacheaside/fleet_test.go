@@ -29,7 +29,7 @@ func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 				var loads atomic.Int64
 				var caches []*cacheaside.Cache[int, int]
 				for range 12 {
-					c := cacheaside.New(cacheaside.Config[int, int]{
+					c := newCache(t, cacheaside.Config[int, int]{
 						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second,
 						Store: shared.connect(),
 						Load: func(context.Context, int) (int, error) {
@@ -41,7 +41,6 @@ func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 							return 1, nil
 						},
 					})
-					defer c.Close()
 					caches = append(caches, c)
 				}
 				synctest.Wait()
@@ -258,11 +257,10 @@ func TestLagLimitsConcurrentLoads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				loads := 0
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					TTL: time.Hour, Jitter: cacheaside.None, ReplicaLag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
 					Load: func(context.Context, int) (int, error) { loads++; return loads, nil },
 				})
-				defer c.Close()
 				synctest.Wait()
 				time.Sleep(time.Minute)
 				told := make(chan error, 1)
@@ -316,12 +314,11 @@ func (s lateStore) InvalidateAll(ctx context.Context) error {
 func TestUpdateSetsReplicaLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := map[int]int{}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: cacheaside.None,
+		c := newCache(t, cacheaside.Config[int, int]{TTL: time.Hour, Jitter: cacheaside.None,
 			Load: func(_ context.Context, k int) (int, error) {
 				loads[k]++
 				return k, nil
 			}})
-		defer c.Close()
 		time.Sleep(time.Minute)
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.ReplicaLag = 2 * time.Second }))
@@ -348,11 +345,10 @@ func TestUpdateSetsReplicaLag(t *testing.T) {
 // Without ReplicaLag, an Update does not shorten the TTL of a value that is being loaded.
 func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, k int) (int, error) {
+		c := newCache(t, cacheaside.Config[int, int]{Load: func(_ context.Context, k int) (int, error) {
 			time.Sleep(time.Second)
 			return k, nil
 		}})
-		defer c.Close()
 		go mustGet(t, c, 1)
 		time.Sleep(time.Second / 2)
 		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.StaleWhileRevalidate = time.Hour }))
@@ -366,13 +362,12 @@ func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 func TestLagOfChangeDuringLoad(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	var changes sync.WaitGroup
-	c = cacheaside.New(cacheaside.Config[int, int]{ReplicaLag: time.Hour,
+	c = newCache(t, cacheaside.Config[int, int]{ReplicaLag: time.Hour,
 		Load: func(_ context.Context, k int) (int, error) {
 			changes.Go(func() { _ = c.Invalidate(t.Context(), k) })
 			runtime.Gosched()
 			return k, nil
 		}})
-	defer c.Close()
 	for range 100 {
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.NoError(t, c.Invalidate(t.Context(), 1))
@@ -434,8 +429,7 @@ func TestCacheDescribesItself(t *testing.T) {
 }
 
 func TestDescriptionUpdateSeesTheConfigGiven(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Name: "users", Load: newSource().load})
-	defer c.Close()
+	c := newCache(t, cacheaside.Config[int, int]{Name: "users", Load: newSource().load})
 	update := c.Describe().Update
 	require.NoError(t, update(true, func(cfg any) error {
 		require.Zero(t, cfg.(*cacheaside.Config[int, int]).TTL)

@@ -70,8 +70,7 @@ func TestGetManyLoadsMissingKeysTogether(t *testing.T) {
 				if tier == "store" {
 					cfg.Store = unwatched{cfg.Store}
 				}
-				c := cacheaside.New(cfg)
-				defer c.Close()
+				c := newCache(t, cfg)
 				synctest.Wait()
 				start := time.Now()
 				got, err := c.GetMany(t.Context(), []int{1, 2, 2, 100})
@@ -94,7 +93,7 @@ func TestGetManyLoadsMissingKeysTogether(t *testing.T) {
 
 func TestGetManyWithoutLoadMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(_ context.Context, k int) (int, error) {
 				time.Sleep(time.Second)
 				switch k {
@@ -106,7 +105,6 @@ func TestGetManyWithoutLoadMany(t *testing.T) {
 				return k, nil
 			},
 		})
-		defer c.Close()
 		start := time.Now()
 		got, err := c.GetMany(t.Context(), []int{1, 2, 3, 4, 5, 6, 7, 8})
 		require.ErrorIs(t, err, errLoad)
@@ -120,7 +118,7 @@ func TestGetManyWithoutLoadMany(t *testing.T) {
 func TestGetManyReturnsPartialResultOnCancel(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				Load: func(ctx context.Context, k int) (int, error) {
 					select {
 					case <-time.After(time.Duration(k) * time.Second):
@@ -133,7 +131,6 @@ func TestGetManyReturnsPartialResultOnCancel(t *testing.T) {
 					return k, nil
 				},
 			})
-			defer c.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			got, err := c.GetMany(ctx, []int{9, 1, 8, 2, 3})
@@ -151,8 +148,7 @@ func TestGetManyReturnsPartialResultOnCancel(t *testing.T) {
 func TestGetManyAndGetShareTheirFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			got, err := c.GetMany(t.Context(), []int{1, 2})
@@ -180,8 +176,7 @@ func TestGetManyAndGetShareTheirFlights(t *testing.T) {
 func TestBatchIsInvalidatedKeyByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) })
 		synctest.Wait()
@@ -203,8 +198,7 @@ func TestFailedBatchFailsItsKeys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := many{err: fail}
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-				defer c.Close()
+				c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 				got, err := c.GetMany(t.Context(), []int{1, 2})
 				require.Empty(t, got)
 				if name == "goexit" {
@@ -226,8 +220,7 @@ func TestFailedBatchFailsItsKeys(t *testing.T) {
 func TestErrNotFoundOfBatchIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return cacheaside.ErrNotFound }}
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 		got, err := c.GetMany(t.Context(), []int{1, 2})
 		require.NoError(t, err)
 		require.Empty(t, got)
@@ -246,8 +239,7 @@ func TestGetSharesBatchError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := many{err: func(context.Context) error { return want }}
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-				defer c.Close()
+				c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 				go func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) }()
 				synctest.Wait()
 				_, err := c.Get(t.Context(), 2)
@@ -270,7 +262,7 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var judged error
 				src := many{err: func(context.Context) error { return err }}
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: src.one, LoadMany: src.load, NotFoundTTL: time.Hour,
 					Middleware: func(next func(context.Context) error) func(context.Context) error {
 						return func(ctx context.Context) error {
@@ -279,7 +271,6 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 						}
 					},
 				})
-				defer c.Close()
 				_, got := c.GetMany(t.Context(), []int{1, 2})
 				require.ErrorIs(t, got, errLoad)
 				require.NotErrorIs(t, got, cacheaside.ErrNotFound, "it is unknown which of the keys does not exist")
@@ -300,8 +291,7 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 func TestBatchFailsAtLoadTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := many{err: func(context.Context) error { return errLoad }} // after a second
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, LoadTimeout: time.Second})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, LoadTimeout: time.Second})
 		for range 100 {
 			_, err := c.GetMany(t.Context(), []int{1, 2, 3, 4})
 			require.Error(t, err)
@@ -314,7 +304,7 @@ func TestBatchFailsAtLoadTimeout(t *testing.T) {
 func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var canceled atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(context.Context, int) (int, error) { return 0, errLoad },
 			LoadMany: func(ctx context.Context, _ []int) (map[int]int, error) {
 				<-ctx.Done()
@@ -322,7 +312,6 @@ func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 				return nil, ctx.Err()
 			},
 		})
-		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		got, err := c.GetMany(ctx, []int{1, 2, 3})
@@ -337,14 +326,13 @@ func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 // The values that LoadMany returns with an error are cached, and the error is reported once.
 func TestPartialBatchIsCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Name: "users",
 			Load: func(context.Context, int) (int, error) { return 0, errLoad },
 			LoadMany: func(context.Context, []int) (map[int]int, error) {
 				return map[int]int{1: 10, 2: 20}, errLoad
 			},
 		})
-		defer c.Close()
 		got, err := c.GetMany(t.Context(), []int{1, 2, 3, 4})
 		require.ErrorIs(t, err, errLoad)
 		require.EqualError(t, err, "cacheaside: users: [3 4]: the database is down")
@@ -383,8 +371,7 @@ func TestGetManyReportsEachFailureOnce(t *testing.T) {
 				if test.many {
 					cfg.LoadMany = src.load
 				}
-				c := cacheaside.New(cfg)
-				defer c.Close()
+				c := newCache(t, cfg)
 				go func() { _, _ = c.GetMany(t.Context(), []int{1}) }()
 				synctest.Wait()
 				_, err := c.GetMany(t.Context(), []int{1, 2, 3})
@@ -415,8 +402,7 @@ func TestGetManyReportsEndOfBatchOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, LoadMany: test.loadMany})
-				defer c.Close()
+				c := newCache(t, cacheaside.Config[int, int]{Load: identity, LoadMany: test.loadMany})
 				if test.closes {
 					time.AfterFunc(time.Second, func() { _ = c.Close() })
 				}
@@ -431,9 +417,8 @@ func TestGetManyReportsEndOfBatchOnce(t *testing.T) {
 func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
 			Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour})
-		defer c.Close()
 		keys := []int{1, 2, 3, 4}
 		_, err := c.GetMany(t.Context(), keys)
 		require.NoError(t, err)
@@ -472,8 +457,7 @@ func TestManyKeysInOneAcquire(t *testing.T) {
 					return values, nil
 				}
 			}
-			c := cacheaside.New(cfg)
-			defer c.Close()
+			c := newCache(t, cfg)
 			keys := make([]int, 5000) // 500 to each of ten shards
 			for i := range keys {
 				keys[i] = i
@@ -528,7 +512,7 @@ func TestStoreCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
 		p := pooled{conn, new(atomic.Int64), new(atomic.Int64)}
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(_ context.Context, k int) (int, error) { return k, nil },
 			LoadMany: func(_ context.Context, keys []int) (map[int]int, error) {
 				got := make(map[int]int)
@@ -539,7 +523,6 @@ func TestStoreCallsAreBounded(t *testing.T) {
 			},
 			Store: unwatched{p},
 		})
-		defer c.Close()
 		keys := make([]int, 5000)
 		for i := range keys {
 			keys[i] = i
@@ -588,8 +571,7 @@ func TestNoBatchStartsAfterClose(t *testing.T) {
 }
 
 func TestGetManyOfHitsAllocatesItsMapOnly(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity})
-	defer c.Close()
+	c := newCache(t, cacheaside.Config[int, int]{Load: identity})
 	keys := make([]int, 100)
 	for i := range keys {
 		keys[i] = i
@@ -644,11 +626,10 @@ func TestGetManyRefreshesAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		source := new(many)
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: 1, Load: source.one, LoadMany: source.load,
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		get := func() {
 			t.Helper()
 			begun := time.Now()
@@ -685,11 +666,9 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 			shared, source := newFakeStore(), new(many)
 			cfg := cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load,
 				Store: watchedIf(capacity == 0, shared.connect())}
-			a := cacheaside.New(cfg)
-			defer a.Close()
+			a := newCache(t, cfg)
 			cfg.Store = shared.connect()
-			b := cacheaside.New(cfg)
-			defer b.Close()
+			b := newCache(t, cfg)
 			synctest.Wait()
 			var wg sync.WaitGroup
 			wg.Go(func() { _, _ = a.GetMany(t.Context(), []int{1, 2}) })
@@ -710,8 +689,7 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 func TestGetManyPollsBusyKeysTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, source := newFakeStore(), new(many)
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Store: shared.connect()})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Store: shared.connect()})
 		synctest.Wait()
 		died := shared.connect()
 		keys := []int{91}
@@ -733,7 +711,7 @@ func TestGetManyReleasesLeasesTogether(t *testing.T) {
 	for _, err := range []error{nil, errLoad, errPanic} {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				Load: identity,
 				LoadMany: func(context.Context, []int) (map[int]int, error) {
 					if err == errPanic {
@@ -743,7 +721,6 @@ func TestGetManyReleasesLeasesTogether(t *testing.T) {
 				},
 				Store: slowStore{shared.connect()},
 			})
-			defer c.Close()
 			synctest.Wait()
 			start := time.Now()
 			_, got := c.GetMany(t.Context(), []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) // of ten shards
@@ -761,12 +738,11 @@ func TestGetManyRemovesStaleValuesTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		source, conn := many{}, newFakeStore().connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: identity, LoadMany: source.load, Store: slowStore{conn},
 			TTL: time.Minute, StaleIfError: time.Hour,
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		keys := []int{0, 1, 2, 3, 4, 5, 6, 7} // in eight shards, which are called concurrently
 		_, err := c.GetMany(t.Context(), keys)
@@ -856,12 +832,11 @@ func TestBatchStartsAfterStoreResponses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newFakeStore()
-				other := cacheaside.New(cacheaside.Config[int, int]{Store: store.connect(),
+				other := newCache(t, cacheaside.Config[int, int]{Store: store.connect(),
 					Load: func(context.Context, int) (int, error) {
 						time.Sleep(tc.busy)
 						return -1, nil
 					}})
-				defer other.Close()
 				synctest.Wait()
 				keys := []int{1, 3}
 				switch {
@@ -873,10 +848,9 @@ func TestBatchStartsAfterStoreResponses(t *testing.T) {
 					synctest.Wait()
 				}
 				var src many
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: src.one, LoadMany: src.load, Store: unwatched{slowShard{store.connect(), "1", 2 * time.Second}},
 				})
-				defer c.Close()
 				begun := time.Now()
 				got, err := c.GetMany(t.Context(), keys)
 				require.NoError(t, err)
@@ -893,10 +867,9 @@ func TestBatchWithoutCallersDoesNotStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
 		store := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: src.one, LoadMany: src.load, Store: unwatched{slowShard{store.connect(), "1", 2 * time.Second}},
 		})
-		defer c.Close()
 		other, err := store.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "other"})
 		require.NoError(t, err)
 		require.Equal(t, cacheaside.Leased, other[0].State)
@@ -930,8 +903,7 @@ func TestBatchLoadsOnlyKeysWithCallers(t *testing.T) {
 			Load: src.one, LoadMany: src.load,
 			Codec: &pensive{func([]byte) { time.Sleep(2 * time.Second) }}, Store: unwatched{store.connect()},
 		}
-		c := cacheaside.New(cfg)
-		defer c.Close()
+		c := newCache(t, cfg)
 		mustGet(t, c, 3)
 		go func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -948,7 +920,7 @@ func TestBatchLoadsOnlyKeysWithCallers(t *testing.T) {
 // If a flight has its result, a later caller of it gets this result and no stale value.
 func TestGetManySharesAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, StaleIfError: time.Hour, LoadTimeout: 10 * time.Second,
 			Load: func(_ context.Context, key int) (int, error) {
 				if key == 1 {
@@ -958,7 +930,6 @@ func TestGetManySharesAnswers(t *testing.T) {
 			},
 			Codec: &pensive{func([]byte) { time.Sleep(12 * time.Second) }}, Store: unwatched{newFakeStore().connect()},
 		})
-		defer c.Close()
 		mustGet(t, c, 2)
 		time.Sleep(2 * time.Minute)
 		go func() {
@@ -1015,10 +986,9 @@ func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 			conn := newFakeStore().connect()
 			_, err := conn.Fence(t.Context(), "1", "token")
 			require.NoError(t, err)
-			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load,
+			c := newCache(t, cacheaside.Config[int, int]{LoadMany: src.load,
 				Store: unwatched{slowShard{conn, "1", time.Millisecond}},
 				Load:  func(context.Context, int) (int, error) { time.Sleep(5 * time.Second); return 1, nil }})
-			defer c.Close()
 			go mustGet(t, c, 1)
 			synctest.Wait()
 			if twice { // in one flight
@@ -1040,9 +1010,8 @@ func TestBatchDoesNotWaitForOtherLoads(t *testing.T) {
 func TestUnstorableBatchLoadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load,
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load,
 			Store: unwritable{newFakeStore().connect()}})
-		defer c.Close()
 		synctest.Wait()
 		got, err := c.GetMany(t.Context(), []int{1, 2, 3})
 		require.NoError(t, err)
@@ -1060,9 +1029,8 @@ func (unwritable) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { r
 func TestGetManyServesStaleIfBatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute,
 			StaleIfError: time.Hour})
-		defer c.Close()
 		want := map[int]int{1: 10, 2: 20}
 		for range 2 {
 			got, err := c.GetMany(t.Context(), []int{1, 2})
@@ -1077,8 +1045,7 @@ func TestGetManyServesStaleIfBatchFails(t *testing.T) {
 func TestBatchContinuesForKeysWithCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
 		defer cancel()
 		go func() { _, _ = c.GetMany(ctx, []int{1, 2}) }()

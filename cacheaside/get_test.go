@@ -16,7 +16,7 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version, loads atomic.Int32
 		var failing atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{StaleIfError: time.Hour,
+		c := newCache(t, cacheaside.Config[int, int]{StaleIfError: time.Hour,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
 				v := version.Load()
@@ -26,7 +26,6 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 				}
 				return int(v), nil
 			}})
-		defer c.Close()
 		skip := func() (int, error) {
 			v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 			return v, err
@@ -61,8 +60,7 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 func TestSkipMemoryQueriesStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
 		synctest.Wait()
 		mustGet(t, c, 1)
 		_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
@@ -75,14 +73,13 @@ func TestSkipMemoryQueriesStore(t *testing.T) {
 func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
 			Load: func(context.Context, int) (int, error) {
 				time.Sleep(10 * time.Second)
 				return int(loads.Add(1)), nil
 			},
 		})
-		defer c.Close()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		time.Sleep(2 * time.Minute)
 		v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
@@ -105,7 +102,7 @@ func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var takes time.Duration
 				var fault error
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
 					Store: newFakeStore().connect(),
 					Load: func(context.Context, int) (int, error) {
@@ -113,7 +110,6 @@ func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
 						return 1, fault
 					},
 				})
-				defer c.Close()
 				synctest.Wait()
 				mustGet(t, c, 1)
 				time.Sleep(2 * time.Minute)
@@ -150,7 +146,7 @@ func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 				var fault error
 				store := newFakeStore()
 				store.lease = time.Hour
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: test.soft,
 					Store: store.connect(),
 					Load: func(context.Context, int) (int, error) {
@@ -158,7 +154,6 @@ func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 						return 1, fault
 					},
 				})
-				defer c.Close()
 				synctest.Wait()
 				mustGet(t, c, 1)
 				time.Sleep(2 * time.Minute)
@@ -189,7 +184,7 @@ func TestFailedLoadServesNewerValue(t *testing.T) {
 			store := newFakeStore()
 			store.lease = 5 * time.Second
 			var loads atomic.Int64
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Store: store.connect(),
 				Load: func(context.Context, int) (int, error) {
 					if value := loads.Add(1); value != 2 {
@@ -199,7 +194,6 @@ func TestFailedLoadServesNewerValue(t *testing.T) {
 					return 0, errLoad
 				},
 			})
-			defer c.Close()
 			synctest.Wait()
 			mustGet(t, c, 1)
 			time.Sleep(2 * time.Minute)
@@ -228,9 +222,8 @@ func write1(c *cacheaside.Cache[int, int]) error {
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
 func TestHitDoesNotAllocate(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1,
+	c := newCache(t, cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1,
 		StaleIfError: 1})
-	defer c.Close()
 	ctx := t.Context()
 	if _, err := c.Get(ctx, 1); err != nil {
 		t.Fatal(err)

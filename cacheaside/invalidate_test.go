@@ -19,8 +19,7 @@ import (
 func TestWriteInvalidatesMemoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
 		synctest.Wait()
 		mustGet(t, c, 1)
 		require.NoError(t, c.Write(t.Context(), 1, func(ctx context.Context) error {
@@ -35,8 +34,7 @@ func TestWriteInvalidatesMemoryFirst(t *testing.T) {
 
 func TestLoadDuringWriteIsNotCached(t *testing.T) {
 	src := newSource()
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load})
-	defer c.Close()
+	c := newCache(t, cacheaside.Config[int, int]{Load: src.load})
 	require.NoError(t, c.Write(t.Context(), 1, func(ctx context.Context) error {
 		require.Equal(t, 0, mustGet(t, c, 1))
 		return src.write(1)(ctx)
@@ -82,11 +80,9 @@ func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 				}
 				cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load}
 				cfg.Store = shared.connect()
-				first := cacheaside.New(cfg)
-				defer first.Close()
+				first := newCache(t, cfg)
 				cfg.Store = l
-				c := cacheaside.New(cfg)
-				defer c.Close()
+				c := newCache(t, cfg)
 				synctest.Wait()
 				mustGet(t, first, 1)
 				time.Sleep(2 * time.Minute)
@@ -111,14 +107,13 @@ func TestLateStaleValueIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		store := late{newFakeStore().connect(), make(chan struct{}), new(atomic.Bool)}
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Store: store,
 			Load: func(ctx context.Context, key int) (int, error) {
 				time.Sleep(time.Second)
 				return src.load(ctx, key)
 			},
 		})
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
@@ -149,7 +144,7 @@ func TestChangeDuringRetryStaysPending(t *testing.T) {
 			var failing, telling atomic.Bool
 			failing.Store(true)
 			var c *cacheaside.Cache[int, int]
-			c = cacheaside.New(cacheaside.Config[int, int]{
+			c = newCache(t, cacheaside.Config[int, int]{
 				Load: src.load, ErrorPause: cacheaside.None,
 				Store: unwatched{flaky{shared.connect(), func(what string) bool {
 					if what == call && telling.Swap(false) {
@@ -161,7 +156,6 @@ func TestChangeDuringRetryStaysPending(t *testing.T) {
 					return what == call && failing.Load()
 				}}},
 			})
-			defer c.Close()
 			require.ErrorIs(t, change(c), cacheaside.ErrNotPropagated)
 			failing.Store(false)
 			telling.Store(true)
@@ -199,8 +193,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 				if tier == "store" {
 					cfg.Store = unwatched{cfg.Store}
 				}
-				c := cacheaside.New(cfg)
-				defer c.Close()
+				c := newCache(t, cfg)
 				synctest.Wait()
 				mustGet(t, c, 1)
 				time.Sleep(2 * time.Minute)
@@ -227,11 +220,10 @@ func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
+		c := newCache(t, cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
 			Load:  load,
 			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
 		c.Observe(log.add)
-		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
 		gone.Store(true)
@@ -266,8 +258,7 @@ func TestNoStaleValueAfterInvalidation(t *testing.T) {
 			if tier == "both" {
 				cfg.Store = newFakeStore().connect()
 			}
-			c := cacheaside.New(cfg)
-			defer c.Close()
+			c := newCache(t, cfg)
 			synctest.Wait()
 			mustGet(t, c, 1)
 			time.Sleep(2 * time.Minute)
@@ -289,7 +280,7 @@ func TestNoStaleValueAfterInvalidation(t *testing.T) {
 func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := false
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
 			Load: func(context.Context, int) (int, error) {
 				if slow {
@@ -298,7 +289,6 @@ func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 				return 1, nil
 			},
 		})
-		defer c.Close()
 		mustGet(t, c, 1)
 		slow = true
 		time.Sleep(2 * time.Minute)
@@ -322,11 +312,10 @@ func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
 					shared := newFakeStore()
 					var caches []*cacheaside.Cache[int, int]
 					for range 2 {
-						c := cacheaside.New(cacheaside.Config[int, int]{
+						c := newCache(t, cacheaside.Config[int, int]{
 							Load:  func(context.Context, int) (int, error) { time.Sleep(takes); return 1, nil },
 							Store: watchedIf(capacity == 0, shared.connect()),
 						})
-						defer c.Close()
 						caches = append(caches, c)
 					}
 					synctest.Wait()
@@ -350,10 +339,9 @@ func TestRemoteInvalidationHitsFewOtherKeys(t *testing.T) {
 		shared := newFakeStore()
 		shared.conns = nil // only the test sends messages
 		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: identity, Store: w, Capacity: 2 * n,
 		})
-		defer c.Close()
 		heard := <-w.heard
 		synctest.Wait() // memory has been cleared, as when a watch starts
 		for i := range n {
@@ -390,8 +378,7 @@ func (w *telling) Watch(ctx context.Context, up func(), heard func(string)) erro
 func TestRemoteInvalidateAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &telling{Store: newFakeStore().connect(), heard: make(chan func(string), 1)}
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Store: w})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: identity, Store: w})
 		heard := <-w.heard
 		for range 3 {
 			for i := range 100 {
@@ -432,7 +419,7 @@ func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		var c *cacheaside.Cache[int, int]
-		c = cacheaside.New(cacheaside.Config[int, int]{
+		c = newCache(t, cacheaside.Config[int, int]{
 			Load: src.load,
 			Store: flaky{newFakeStore().connect(), func(call string) bool {
 				if call == "Invalidate" && c != nil {
@@ -441,7 +428,6 @@ func TestInvalidateUpdatesStoreBeforeMemory(t *testing.T) {
 				return false
 			}},
 		})
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		_ = src.write(1)(t.Context())
@@ -468,8 +454,7 @@ func TestChangesDuringClose(t *testing.T) {
 }
 
 func TestInvalidateAllFreesTheMemory(t *testing.T) {
-	c := cacheaside.New(config{Load: identity})
-	defer c.Close()
+	c := newCache(t, config{Load: identity})
 	mustGet(t, c, 1)
 	require.NoError(t, c.InvalidateAll(t.Context()))
 	require.Zero(t, c.Stats().Entries)

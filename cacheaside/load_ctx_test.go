@@ -99,7 +99,7 @@ func TestLoadContextHasDeadline(t *testing.T) {
 func TestLoadIsSeparateWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Jitter: cacheaside.None,
 			Middleware: slots.Wrap,
 			Load: func(ctx context.Context, _ int) (int, error) {
@@ -110,7 +110,6 @@ func TestLoadIsSeparateWork(t *testing.T) {
 				return 0, nil
 			},
 		})
-		defer c.Close()
 		ctx, work := linger.Begin(t.Context())
 		_, err := linger.Timed(ctx, time.Hour, errors.New("passed"), func(ctx context.Context) error {
 			_, err := c.Get(ctx, 1)
@@ -223,12 +222,11 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 // A load that ignores its ctx may return after a load that timed out later. The Cache refers to neither of them then.
 func TestLoadsReturnInAnyOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second,
+		c := newCache(t, cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second,
 			Load: func(_ context.Context, k int) (int, error) {
 				time.Sleep(time.Duration(k) * time.Second)
 				return k, nil
 			}})
-		defer c.Close()
 		go func() { _, _ = c.Get(t.Context(), 15) }()
 		time.Sleep(time.Second + 1)
 		go mustGet(t, c, 9) // returns as the other one has timed out
@@ -244,7 +242,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		var log eventLog
 		hang := false
 		var hanging atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, LoadTimeout: 10 * time.Second,
 			ErrorPause: 5 * time.Second,
 			Load: func(context.Context, int) (int, error) {
@@ -256,7 +254,6 @@ func TestHangingRefreshIsReported(t *testing.T) {
 			},
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		mustGet(t, c, 1)
 		hang = true
 		time.Sleep(time.Minute)
@@ -306,11 +303,10 @@ func TestHangingObserverDelaysNoAnswer(t *testing.T) {
 func TestCallerCancelsDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(context.Context, int) (int, error) { return 1, nil },
 		})
 		c.Observe(func(context.Context, cacheaside.Event) { <-release })
-		defer c.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {

@@ -51,14 +51,12 @@ func TestGetOfOwnKeySucceedsWithoutWaiting(t *testing.T) {
 }
 
 func TestLoadOfAnotherCacheWithOtherKeys(t *testing.T) {
-	names := cacheaside.New(cacheaside.Config[string, int]{
+	names := newCache(t, cacheaside.Config[string, int]{
 		Load: func(context.Context, string) (int, error) { return 1, nil },
 	})
-	defer names.Close()
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		Load: func(ctx context.Context, _ int) (int, error) { return names.Get(ctx, "1") },
 	})
-	defer c.Close()
 	require.Equal(t, 1, mustGet(t, c, 1))
 }
 
@@ -85,8 +83,7 @@ func TestFinishLoadsWithoutCallers(t *testing.T) {
 					if capacity < 0 {
 						cfg.Store = unwatched{newFakeStore().connect()}
 					}
-					c := cacheaside.New(cfg)
-					defer c.Close()
+					c := newCache(t, cfg)
 					answers := 0
 					for range 20 {
 						ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -116,13 +113,12 @@ func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				canceled := make(chan struct{})
 				store := newFakeStore().connect()
-				c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, Store: store,
+				c := newCache(t, cacheaside.Config[int, int]{FinishLoads: true, Store: store,
 					Load: func(ctx context.Context, key int) (int, error) {
 						<-ctx.Done()
 						close(canceled)
 						return 0, ctx.Err()
 					}})
-				defer c.Close()
 				synctest.Wait()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()

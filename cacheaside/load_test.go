@@ -28,12 +28,11 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		var answer error
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Name: "users", TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Minute,
 			Load: func(_ context.Context, key int) (int, error) { return key, answer },
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(time.Minute)
 
@@ -61,12 +60,11 @@ func TestPanicWithAnErrorIsAPanic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				loads := 0
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					NotFoundTTL: time.Hour,
 					Load:        func(context.Context, int) (int, error) { loads++; panic(value) },
 					LoadMany:    func(context.Context, []int) (map[int]int, error) { loads++; panic(value) },
 				})
-				defer c.Close()
 				check := func(err error) {
 					require.ErrorAs(t, err, new(interface{ Stack() []byte }))
 					require.ErrorIs(t, err, value)
@@ -98,7 +96,7 @@ func (refusal) Refused() bool { return true }
 func TestRefusedLoadHasOwnEvent(t *testing.T) {
 	var log eventLog
 	open := true
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		StaleIfError: time.Hour, ErrorPause: cacheaside.None,
 		Load: func(context.Context, int) (int, error) { return 1, nil },
 		Middleware: func(next func(context.Context) error) func(context.Context) error {
@@ -111,7 +109,6 @@ func TestRefusedLoadHasOwnEvent(t *testing.T) {
 		},
 	})
 	c.Observe(log.add)
-	defer c.Close()
 	_, err := c.Get(t.Context(), 1)
 	require.Equal(t, refusal{}, err)
 	open = false
@@ -132,7 +129,7 @@ func TestPolicyAnswersForLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log eventLog
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					NotFoundTTL: time.Minute,
 					Load:        func(context.Context, int) (int, error) { return 1, nil },
 					Middleware: func(func(context.Context) error) func(context.Context) error {
@@ -140,7 +137,6 @@ func TestPolicyAnswersForLoad(t *testing.T) {
 					},
 				})
 				c.Observe(log.add)
-				defer c.Close()
 				time.Sleep(time.Hour)
 				_, err := c.Get(t.Context(), 1)
 				require.Equal(t, answer, err)
@@ -252,7 +248,7 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen error
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				Load: func(context.Context, int) (int, error) { return 0, test.err },
 				Middleware: func(next func(context.Context) error) func(context.Context) error {
 					return func(ctx context.Context) error {
@@ -261,7 +257,6 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 					}
 				},
 			})
-			defer c.Close()
 			_, err := c.Get(t.Context(), 1)
 			require.ErrorIs(t, err, test.err)
 			if name != "Is method" {
@@ -286,7 +281,7 @@ func TestCanceledCallerStartsNoPause(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			slow := false
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Hour,
 				Store: watchedIf(capacity == 0, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
@@ -297,7 +292,6 @@ func TestCanceledCallerStartsNoPause(t *testing.T) {
 					return 1, nil
 				},
 			})
-			defer c.Close()
 			synctest.Wait()
 			mustGet(t, c, 1)
 			time.Sleep(2 * time.Minute)
@@ -320,7 +314,7 @@ func TestCanceledCallerStartsNoPause(t *testing.T) {
 func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		attempts := 0
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute,
 			Load: func(ctx context.Context, _ int) (int, error) {
 				if attempts++; attempts == 1 {
@@ -338,7 +332,6 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 				}
 			},
 		})
-		defer c.Close()
 		require.Equal(t, 2, mustGet(t, c, 1))
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 3, mustGet(t, c, 1))
@@ -349,12 +342,11 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 func TestPanicWithoutCallersIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
+		c := newCache(t, cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
 			time.Sleep(2 * time.Second)
 			panic("late")
 		}})
 		c.Observe(log.add)
-		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, 1)
@@ -370,14 +362,13 @@ func TestPanicWithoutCallersIsReported(t *testing.T) {
 func TestAbsenceIsNeverServedAsAValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		there := false
-		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: cacheaside.None,
+		c := newCache(t, cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: cacheaside.None,
 			Load: func(context.Context, int) (int, error) {
 				if there {
 					return 1, nil
 				}
 				return 0, cacheaside.ErrNotFound
 			}})
-		defer c.Close()
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
 		_, ok := c.Peek(1)
@@ -400,9 +391,8 @@ func (gone) Is(target error) bool { return target == cacheaside.ErrNotFound }
 func TestNotFoundRemovesTheOldValueFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
+		c := newCache(t, cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
 			Load: func(context.Context, int) (int, error) { return 1, err }})
-		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
 		for _, err = range []error{gone{}, errLoad} {
@@ -424,11 +414,10 @@ func TestErrorsNameWhatTheyKnow(t *testing.T) {
 // A load that was canceled and still returns a value counts as canceled, and not as overtaken.
 func TestCanceledLoadIsNotCountedOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, key int) (int, error) {
+		c := newCache(t, cacheaside.Config[int, int]{Load: func(ctx context.Context, key int) (int, error) {
 			<-ctx.Done()
 			return key, nil
 		}})
-		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, 1)
@@ -442,11 +431,10 @@ func TestCanceledLoadIsNotCountedOvertaken(t *testing.T) {
 // A load that InvalidateAll has invalidated caches nothing, and the Cache does not refer to it.
 func TestInvalidatedLoadCachesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, key int) (int, error) {
+		c := newCache(t, cacheaside.Config[int, int]{Load: func(_ context.Context, key int) (int, error) {
 			time.Sleep(time.Second)
 			return key, nil
 		}})
-		defer c.Close()
 		go mustGet(t, c, 1)
 		synctest.Wait()
 		require.NoError(t, c.InvalidateAll(t.Context()))
@@ -458,14 +446,13 @@ func TestInvalidatedLoadCachesNothing(t *testing.T) {
 // A value that arrives after LoadTimeout, when its callers have their error, is still stored in the Store.
 func TestLateValueIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			LoadTimeout: time.Second, Store: unwatched{newFakeStore().connect()},
 			Load: func(_ context.Context, key int) (int, error) {
 				time.Sleep(2 * time.Second)
 				return key, nil
 			},
 		})
-		defer c.Close()
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		time.Sleep(2 * time.Second)
@@ -480,7 +467,7 @@ func TestLoadWithoutCallersTakesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := 0
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, StaleIfError: time.Hour, Load: identity, Store: unwatched{shared.connect()},
 			Codec: &pensive{func([]byte) { time.Sleep(2 * time.Second) }},
 			Middleware: func(next func(context.Context) error) func(context.Context) error {
@@ -488,7 +475,6 @@ func TestLoadWithoutCallersTakesNoLease(t *testing.T) {
 				return next
 			},
 		})
-		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -507,11 +493,10 @@ func TestLoadWithoutCallersDoesNotStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := newSource()
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: src.load, Store: watchedIf(capacity == 0,
 						slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond}),
 				})
-				defer c.Close()
 				synctest.Wait()
 				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancel()

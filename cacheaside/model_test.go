@@ -150,8 +150,7 @@ func runModel(t *testing.T, ops []byte) {
 		cfg.Store = newFakeStore().connect()
 		cfg.Store = unwatched{cfg.Store}
 	}
-	c := cacheaside.New(cfg)
-	defer c.Close()
+	c := newCache(t, cfg)
 	synctest.Wait()
 	for i, op := range ops[1:] {
 		key := int(op & 3)
@@ -204,11 +203,10 @@ func FuzzPayload(f *testing.F) {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
 			type point struct{ X int }
-			c := cacheaside.New(cacheaside.Config[point, int]{
+			c := newCache(t, cacheaside.Config[point, int]{
 				Load:  func(context.Context, point) (int, error) { return 42, nil },
 				Store: unwatched{shared.connect()}, Key: func(p point) string { return "k" },
 			})
-			defer c.Close()
 			_, err := c.Get(t.Context(), point{1})
 			require.NoError(t, err)
 			shared.items["k"].of(0).value = payload

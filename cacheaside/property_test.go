@@ -37,12 +37,11 @@ func stress(t *testing.T, writers, keys, reads int,
 	write func(c *cacheaside.Cache[int, int64], key int, commit func()) bool) (violations, writes int64) {
 	t.Helper()
 	records := make([]record, keys)
-	c := cacheaside.New(cacheaside.Config[int, int64]{Load: func(_ context.Context, key int) (int64, error) {
+	c := newCache(t, cacheaside.Config[int, int64]{Load: func(_ context.Context, key int) (int64, error) {
 		v := records[key].committed.Load()
 		runtime.Gosched() // between reading the row and returning it
 		return v, nil
 	}})
-	defer c.Close()
 	var bad, written atomic.Int64
 	var writing, reading sync.WaitGroup
 	var done atomic.Bool

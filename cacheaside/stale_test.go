@@ -110,8 +110,7 @@ func TestStaleness(t *testing.T) {
 					case "both":
 						cfg.Store = newFakeStore().connect()
 					}
-					c := cacheaside.New(cfg)
-					defer c.Close()
+					c := newCache(t, cfg)
 					synctest.Wait()
 					_, err := c.Get(t.Context(), 1)
 					require.NoError(t, err)
@@ -176,7 +175,7 @@ func TestCloseServesNoStaleValue(t *testing.T) {
 func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			NotFoundTTL: time.Minute, StaleIfError: time.Hour,
 			Load: func(context.Context, int) (int, error) {
 				if loads.Add(1) == 1 {
@@ -186,7 +185,6 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 				return 0, cacheaside.ErrNotFound
 			},
 		})
-		defer c.Close()
 		go func() {
 			time.Sleep(time.Second)
 			_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
@@ -200,12 +198,11 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 // A load that has its result is no longer late, however long an observer takes.
 func TestSoftTimeoutDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			StaleIfError: time.Hour, SoftTimeout: 2 * time.Second,
 			Load: func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
 		})
 		c.Observe(func(context.Context, cacheaside.Event) { time.Sleep(2 * time.Second) })
-		defer c.Close()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		s := c.Stats()
 		require.Equal(t, []int64{0, 1}, []int64{s.Stale, s.Misses})
@@ -216,7 +213,7 @@ func TestSoftTimeoutDuringObserver(t *testing.T) {
 func TestLongTimesDoNotOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: math.MaxInt64, ErrorPause: math.MaxInt64,
 			SoftTimeout: math.MaxInt64,
 			Load: func(context.Context, int) (int, error) {
@@ -228,7 +225,6 @@ func TestLongTimesDoNotOverflow(t *testing.T) {
 				return loads, nil
 			},
 		})
-		defer c.Close()
 		var took []time.Duration
 		for range 3 {
 			began := time.Now()
@@ -296,7 +292,7 @@ func TestErrorPauseSparesFailingSource(t *testing.T) {
 func TestErrorsAreNeverCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			NotFoundTTL: time.Minute,
 			Load: func(context.Context, int) (int, error) {
 				if loads.Add(1)%2 == 1 {
@@ -305,7 +301,6 @@ func TestErrorsAreNeverCached(t *testing.T) {
 				return 0, errLoad
 			},
 		})
-		defer c.Close()
 		for i := range 6 {
 			_, err := c.Get(t.Context(), 1)
 			require.Error(t, err)

@@ -40,9 +40,8 @@ func (s *scripted) Release(ctx context.Context, ask cacheaside.Request, failed b
 // inStore returns the encoding of value that a Cache stores.
 func inStore(t *testing.T, value int) []byte {
 	shared := newFakeStore()
-	c := cacheaside.New(config{Load: func(context.Context, int) (int, error) { return value, nil },
+	c := newCache(t, config{Load: func(context.Context, int) (int, error) { return value, nil },
 		Store: shared.connect()})
-	defer c.Close()
 	mustGet(t, c, 1)
 	return shared.items["1"].of(0).value
 }
@@ -87,8 +86,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 				if test.staleOK {
 					cfg.StaleIfError = time.Hour
 				}
-				c := cacheaside.New(cfg)
-				defer c.Close()
+				c := newCache(t, cfg)
 				begun := time.Now()
 				v, err := c.Get(t.Context(), 1)
 				if test.wantErr != "" {
@@ -113,8 +111,7 @@ func TestRemoteFailurePausesRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := cacheaside.Response{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
 		store := &scripted{Store: newFakeStore().connect(), answers: []cacheaside.Response{old, old}}
-		c := cacheaside.New(config{Load: identity, StaleIfError: time.Hour, ErrorPause: time.Second, Store: store})
-		defer c.Close()
+		c := newCache(t, config{Load: identity, StaleIfError: time.Hour, ErrorPause: time.Second, Store: store})
 		synctest.Wait()
 		for range 10 {
 			require.Equal(t, 7, mustGet(t, c, 1))
@@ -141,8 +138,7 @@ func TestFailuresReportedToOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &scripted{Store: newFakeStore().connect()}
-				c := cacheaside.New(config{Store: store, Load: func(context.Context, int) (int, error) { return 0, test.load() }})
-				defer c.Close()
+				c := newCache(t, config{Store: store, Load: func(context.Context, int) (int, error) { return 0, test.load() }})
 				_, err := c.Get(t.Context(), 1)
 				require.Error(t, err)
 				require.Equal(t, []bool{test.failed}, store.failed)
@@ -157,8 +153,7 @@ func TestCallersDoNotPoll(t *testing.T) {
 		shared := newFakeStore()
 		_, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "another process"})
 		require.NoError(t, err)
-		c := cacheaside.New(config{Load: identity, Store: shared.connect()})
-		defer c.Close()
+		c := newCache(t, config{Load: identity, Store: shared.connect()})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Microsecond)
 		defer cancel()
 		_, err = c.Get(ctx, 1)
@@ -175,9 +170,8 @@ func TestCallerCancelsAtFence(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
-			c := cacheaside.New(config{Load: identity, FinishLoads: true,
+			c := newCache(t, config{Load: identity, FinishLoads: true,
 				Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
-			defer c.Close()
 			_, err := shared.connect().Fence(t.Context(), "1", "another process")
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -194,13 +188,12 @@ func TestLagKeepsInvalidatedLoadOutOfStore(t *testing.T) {
 		shared := newFakeStore()
 		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
 		var change func(string)
-		c := cacheaside.New(config{Store: w, ReplicaLag: time.Minute, Load: func(_ context.Context, key int) (int, error) {
+		c := newCache(t, config{Store: w, ReplicaLag: time.Minute, Load: func(_ context.Context, key int) (int, error) {
 			if key == 2 {
 				change("2")
 			}
 			return key, nil
 		}})
-		defer c.Close()
 		change = <-w.heard
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.Equal(t, 1, shared.called("Fill"))
@@ -215,8 +208,7 @@ func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 	shared := newFakeStore()
 	conn, other := shared.connect(), shared.connect()
 	conn.yield = true
-	c := cacheaside.New(config{Load: identity, Store: conn, ReplicaLag: time.Hour})
-	defer c.Close()
+	c := newCache(t, config{Load: identity, Store: conn, ReplicaLag: time.Hour})
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
@@ -244,8 +236,7 @@ func TestOneCallProbesDownShard(t *testing.T) {
 		conn := newFakeStore().connect()
 		conn.hangs = 250 * time.Millisecond
 		conn.breakShard("3", true)
-		c := cacheaside.New(config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Second})
-		defer c.Close()
+		c := newCache(t, config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Second})
 		mustGet(t, c, 3)
 		for range 3 {
 			time.Sleep(time.Second) // exactly
@@ -267,10 +258,9 @@ func TestFencesAreRemovedLater(t *testing.T) {
 			shared := newFakeStore()
 			var failing atomic.Bool
 			failing.Store(true)
-			c := cacheaside.New(config{Load: identity, Store: unwatched{flaky{shared.connect(), func(call string) bool {
+			c := newCache(t, config{Load: identity, Store: unwatched{flaky{shared.connect(), func(call string) bool {
 				return call == "Unfence" && failing.Load()
 			}}}})
-			defer c.Close()
 			for range writes {
 				write(t, c, 1)
 			}

@@ -18,12 +18,11 @@ func TestDamagedPayloadIsReloaded(t *testing.T) {
 		shared := newFakeStore()
 		loads := 0
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, string]{
+		c := newCache(t, cacheaside.Config[int, string]{
 			Load:  func(context.Context, int) (string, error) { loads++; return "value", nil },
 			Store: unwatched{shared.connect()},
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		mustGet(t, c, 1)
 		intact := shared.items["1"].of(0).value
 		for i := range intact {
@@ -66,9 +65,8 @@ func TestCodecThatPanics(t *testing.T) {
 		}
 		for i := range 2 {
 			cfg.Store = shared.connect()
-			c := cacheaside.New(cfg)
+			c := newCache(t, cfg)
 			c.Observe(log.add)
-			defer c.Close()
 			synctest.Wait()
 			for range 2 {
 				found, err := c.GetMany(t.Context(), []int{1, noText, badText})

@@ -24,7 +24,7 @@ func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 				var log eventLog
 				var caches []*cacheaside.Cache[int, int64]
 				for range 6 {
-					c := cacheaside.New(cacheaside.Config[int, int64]{
+					c := newCache(t, cacheaside.Config[int, int64]{
 						Load: func(context.Context, int) (int64, error) {
 							defer time.Sleep(10 * time.Second) // the lease is 3 s
 							return loads.Add(1), nil
@@ -32,7 +32,6 @@ func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 						Store: watchedIf(capacity == 0, shared.connect()),
 					})
 					c.Observe(log.add)
-					defer c.Close()
 					caches = append(caches, c)
 				}
 				synctest.Wait()
@@ -64,14 +63,13 @@ func TestFirstFillWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		next := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, string]{
+		c := newCache(t, cacheaside.Config[int, string]{
 			Load: func(context.Context, int) (string, error) {
 				time.Sleep(5 * time.Second)
 				return "slow", nil
 			},
 			Store: shared.connect(),
 		})
-		defer c.Close()
 		synctest.Wait()
 		go func() {
 			time.Sleep(4 * time.Second)
@@ -94,14 +92,13 @@ func TestInvalidationAffectsAllLoadsInFlight(t *testing.T) {
 		var version atomic.Int64
 		var caches []*cacheaside.Cache[int, int64]
 		for range 3 {
-			c := cacheaside.New(cacheaside.Config[int, int64]{
+			c := newCache(t, cacheaside.Config[int, int64]{
 				Load: func(context.Context, int) (int64, error) {
 					defer time.Sleep(10 * time.Second)
 					return version.Load(), nil
 				},
 				Store: unwatched{shared.connect()},
 			})
-			defer c.Close()
 			caches = append(caches, c)
 		}
 		var wg sync.WaitGroup
@@ -123,7 +120,7 @@ func TestInvalidatedFillIsNotCached(t *testing.T) {
 		shared := newFakeStore()
 		var version atomic.Int64
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int64]{
+		c := newCache(t, cacheaside.Config[int, int64]{
 			Load: func(context.Context, int) (int64, error) {
 				defer time.Sleep(time.Second)
 				return version.Load(), nil
@@ -131,7 +128,6 @@ func TestInvalidatedFillIsNotCached(t *testing.T) {
 			Store: &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // receives no messages
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		go func() {
 			time.Sleep(500 * time.Millisecond)
@@ -185,11 +181,9 @@ func (s slowly) Unfence(ctx context.Context, key, token string) error {
 func TestCanceledCallerLeavesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
-		impatient := cacheaside.New(cacheaside.Config[int, int]{
+		impatient := newCache(t, cacheaside.Config[int, int]{
 			Load: src.load, Store: slowly{Store: shared.connect(), takes: 200 * time.Millisecond}})
-		defer impatient.Close()
-		other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		defer other.Close()
+		other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 		synctest.Wait()
 		for _, many := range []bool{false, true} {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -218,11 +212,9 @@ func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 				shared, src := newFakeStore(), newSource()
 				var lost atomic.Bool
 				lost.Store(true)
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load,
+				c := newCache(t, cacheaside.Config[int, int]{Load: src.load,
 					Store: slowly{Store: shared.connect(), loses: func(what string) bool { return what == call && lost.Load() }}})
-				defer c.Close()
-				other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-				defer other.Close()
+				other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 				synctest.Wait()
 				err := c.Write(t.Context(), 1, src.write(1))
 				require.NoError(t, cacheaside.WriteError(err))
@@ -243,9 +235,8 @@ func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 func TestCanceledCallerLeavesNoFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: src.load, Store: slowly{Store: shared.connect(), takes: 200 * time.Millisecond}})
-		defer c.Close()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

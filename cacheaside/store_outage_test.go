@@ -30,8 +30,7 @@ func TestInvalidateErrorIsNoTimeout(t *testing.T) {
 	boom := errors.New("constraint violated")
 	conn := newFakeStore().connect()
 	conn.fail()
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: writesFail{conn, late}})
-	defer c.Close()
+	c := newCache(t, cacheaside.Config[int, int]{Load: newSource().load, Store: writesFail{conn, late}})
 	for _, wrote := range []error{nil, boom, context.Canceled} {
 		err := c.Write(t.Context(), 1, func(context.Context) error { return wrote })
 		var pending *cacheaside.InvalidateError
@@ -58,8 +57,7 @@ func TestWriteErrorOfNestedWrites(t *testing.T) {
 	boom := errors.New("constraint violated")
 	conn := newFakeStore().connect()
 	conn.fail()
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: conn})
-	defer c.Close()
+	c := newCache(t, cacheaside.Config[int, int]{Load: newSource().load, Store: conn})
 	for _, wrote := range []error{nil, boom} {
 		err := c.Write(t.Context(), 1, func(ctx context.Context) error {
 			return c.Write(ctx, 2, func(context.Context) error { return wrote })
@@ -100,11 +98,10 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 		conn := shared.connect()
 		var log eventLog
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, ErrorPause: time.Second})
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, ErrorPause: time.Second})
 		c.Observe(log.add)
 		levels := map[string]slog.Level{}
 		c.Describe().Observe(func(_ context.Context, e policy.Event) { levels[e.What] = e.Level })
-		defer c.Close()
 		for key := range 10 {
 			mustGet(t, c, key)
 		}
@@ -156,9 +153,8 @@ func TestDownShardIsOneOutage(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, TTL: time.Hour})
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, TTL: time.Hour})
 		c.Observe(log.add)
-		defer c.Close()
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		conn.breakShard("3", true)
 		for range 600 {
@@ -183,7 +179,7 @@ func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 		var mode atomic.Value
 		mode.Store("ok")
 		var loads atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
 			ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
@@ -198,7 +194,6 @@ func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
 			},
 			Store: deaf{shared.connect(), lost},
 		})
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		mustGet(t, c, 2)
@@ -251,9 +246,8 @@ func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
 func TestIncompleteStoreResponseIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asks atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load,
+		c := newCache(t, cacheaside.Config[int, int]{Load: newSource().load,
 			Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: cacheaside.None})
-		defer c.Close()
 		synctest.Wait()
 		for range 2 {
 			got, err := c.GetMany(t.Context(), []int{1, 2})
@@ -287,9 +281,8 @@ func TestLostInvalidateAllIsRetried(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn})
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: conn})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		conn.fail()
@@ -368,10 +361,9 @@ func (p patient) Invalidate(ctx context.Context, keys ...string) error {
 // A panic of a Store reaches the caller, also if several shards are called in parallel.
 func TestStorePanicReachesCaller(t *testing.T) {
 	keys := []int{1, 2, 3, 4}
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		Load: newSource().load, Store: panicStore{newFakeStore().connect()},
 	})
-	defer c.Close()
 	_, err := c.Get(t.Context(), 1)
 	require.ErrorContains(t, err, "panicked: no script")
 	_, err = c.GetMany(t.Context(), keys)
@@ -389,14 +381,13 @@ func (panicStore) Invalidate(context.Context, ...string) error { panic("no scrip
 
 func TestKeyMayCallCache(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
-	c = cacheaside.New(cacheaside.Config[int, int]{
+	c = newCache(t, cacheaside.Config[int, int]{
 		Load: newSource().load, Store: newFakeStore().connect(), ReplicaLag: time.Second,
 		Key: func(key int) string {
 			_ = c.Stats() // would wait forever for a lock that its caller holds
 			return strconv.Itoa(key)
 		},
 	})
-	defer c.Close()
 	mustGet(t, c, 1)
 	require.NoError(t, c.Invalidate(t.Context(), 1))
 	require.NoError(t, c.Expire(t.Context(), 1))

@@ -101,7 +101,7 @@ func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 		var log eventLog
 		conn := newFakeStore().connect()
 		conn.hangs = 250 * time.Millisecond
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Store: unwatched{conn},
 			Load: func(context.Context, int) (int, error) {
 				conn.fail()
@@ -109,7 +109,6 @@ func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 			},
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		start := time.Now()
 		mustGet(t, c, 1)
 		require.Equal(t, conn.hangs, time.Since(start), "the caller waits for the Fill only")

@@ -40,6 +40,13 @@ func (l *eventLog) count(kind cacheaside.EventKind) (n int) {
 	return n
 }
 
+// newCache returns a Cache that is closed at the end of the test.
+func newCache[K comparable, V any](t *testing.T, cfg cacheaside.Config[K, V]) *cacheaside.Cache[K, V] {
+	c := cacheaside.New(cfg)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
 func mustGet[V any](t *testing.T, c *cacheaside.Cache[int, V], key int) V {
 	t.Helper()
 	v, err := c.Get(t.Context(), key)
@@ -51,9 +58,8 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		a := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		b := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+		b := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 		defer a.Close()
-		defer b.Close()
 		synctest.Wait()
 		mustGet(t, a, 1)
 		mustGet(t, b, 1)
@@ -85,7 +91,7 @@ func TestMessagesInvalidateFlights(t *testing.T) {
 		shared := newFakeStore()
 		conn, other := shared.connect(), shared.connect()
 		var version atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int64]{
+		c := newCache(t, cacheaside.Config[int, int64]{
 			Load: func(context.Context, int) (int64, error) {
 				v := version.Load()
 				time.Sleep(time.Second)
@@ -93,7 +99,6 @@ func TestMessagesInvalidateFlights(t *testing.T) {
 			},
 			Store: conn, ErrorPause: 100 * time.Millisecond,
 		})
-		defer c.Close()
 		synctest.Wait()
 		for i, meanwhile := range []func(){
 			func() { require.NoError(t, other.Invalidate(t.Context(), "1")) },
@@ -139,7 +144,7 @@ func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
 				var loads atomic.Int64
 				var wg sync.WaitGroup
 				for range 10 {
-					c := cacheaside.New(cacheaside.Config[int, int]{
+					c := newCache(t, cacheaside.Config[int, int]{
 						Load: func(context.Context, int) (int, error) {
 							loads.Add(1)
 							time.Sleep(2 * time.Second)
@@ -147,7 +152,6 @@ func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
 						},
 						Store: watchedIf(capacity == 0, shared.connect()),
 					})
-					defer c.Close()
 					for range 100 {
 						wg.Go(func() {
 							if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
@@ -169,8 +173,7 @@ func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		_, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "the dead"})
 		require.NoError(t, err)
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		defer c.Close()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 		c.SetChance(func(below time.Duration) time.Duration { return below / 2 })
 		start := time.Now()
 		mustGet(t, c, 1)
@@ -185,8 +188,7 @@ func TestFencedKeyIsNotCached(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shared, src := newFakeStore(), newSource()
 				writer := shared.connect()
-				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: watchedIf(capacity == 0, shared.connect())})
-				defer c.Close()
+				c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: watchedIf(capacity == 0, shared.connect())})
 				synctest.Wait()
 				mustGet(t, c, 1)
 
@@ -217,7 +219,7 @@ func TestLoadsBehindAFenceAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		var loads, most, now atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int64]{
+		c := newCache(t, cacheaside.Config[int, int64]{
 			Load: func(context.Context, int) (int64, error) {
 				if n := now.Add(1); n > most.Load() {
 					most.Store(n)
@@ -229,7 +231,6 @@ func TestLoadsBehindAFenceAreShared(t *testing.T) {
 			},
 			Store: shared.connect(),
 		})
-		defer c.Close()
 		synctest.Wait()
 		_, err := shared.connect().Fence(t.Context(), "1", "w")
 		require.NoError(t, err)
@@ -251,9 +252,8 @@ func TestLoadsBehindAFenceAreShared(t *testing.T) {
 func TestWriteIsBoundedByItsFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Name: "users", Load: newSource().load, Store: shared.connect()})
-		defer c.Close()
 		start := time.Now()
 		err := c.Write(t.Context(), 1, func(ctx context.Context) error {
 			<-ctx.Done()
@@ -307,7 +307,7 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log eventLog
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: newSource().load, ErrorPause: cacheaside.None,
 					Store: unwatched{flaky{newFakeStore().connect(), func(call string) bool {
 						for _, one := range strings.Fields(test.fails) {
@@ -319,7 +319,6 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 					}}},
 				})
 				c.Observe(log.add)
-				defer c.Close()
 				err := c.Write(t.Context(), 1, func(context.Context) error {
 					time.Sleep(test.takes) // ignores its ctx
 					return test.write
@@ -356,11 +355,10 @@ func TestStoreDownAndBack(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Name: "users", Load: src.load, Store: conn, ErrorPause: time.Second,
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
@@ -512,13 +510,11 @@ func TestPendingKeySkipsStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		var failing atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: src.load, ErrorPause: time.Minute,
 			Store: flaky{shared.connect(), func(call string) bool { return call == "Unfence" && failing.Load() }},
 		})
-		defer c.Close()
-		other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		defer other.Close()
+		other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 		synctest.Wait()
 		mustGet(t, c, 1)
 		failing.Store(true)
@@ -545,13 +541,12 @@ func TestPendingKeySkipsWorkingStore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shared, src := newFakeStore(), newSource()
 				var failing atomic.Bool
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: src.load, ErrorPause: cacheaside.None,
 					Store: flaky{shared.connect(), func(call string) bool {
 						return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
 					}},
 				})
-				defer c.Close()
 				synctest.Wait()
 				mustGet(t, c, 1)
 				failing.Store(true)
@@ -580,7 +575,7 @@ func TestFinishedFlightIsSeenUnderLock(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		var hold atomic.Bool
 		release := make(chan struct{})
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: src.load, Store: shared.connect(),
 			Key: func(int) string { // called after the first look and before the lock
 				if hold.Swap(false) {
@@ -589,7 +584,6 @@ func TestFinishedFlightIsSeenUnderLock(t *testing.T) {
 				return "1"
 			},
 		})
-		defer c.Close()
 		synctest.Wait()
 		hold.Store(true)
 		var wg sync.WaitGroup
@@ -614,7 +608,7 @@ func TestFillAndReleaseMayFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail atomic.Bool
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			Load: func(context.Context, int) (int, error) {
 				if fail.Load() {
 					return 0, errLoad
@@ -624,7 +618,6 @@ func TestFillAndReleaseMayFail(t *testing.T) {
 			Store: flaky{newFakeStore().connect(), func(string) bool { return true }},
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		synctest.Wait() // a caller gets its value before the lease is released
@@ -641,12 +634,11 @@ func TestUnencodableValueStaysInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, float64]{
+		c := newCache(t, cacheaside.Config[int, float64]{
 			Load:  func(context.Context, int) (float64, error) { var zero float64; return 1 / zero, nil },
 			Store: shared.connect(),
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
@@ -706,11 +698,9 @@ func TestStaleValuePausesStoreLookups(t *testing.T) {
 				return 1, nil
 			}}
 		cfg.Store = shared.connect()
-		a := cacheaside.New(cfg)
-		defer a.Close()
+		a := newCache(t, cfg)
 		cfg.Store = shared.connect()
-		b := cacheaside.New(cfg)
-		defer b.Close()
+		b := newCache(t, cfg)
 		synctest.Wait()
 		mustGet(t, a, 1)
 		mustGet(t, b, 1)
@@ -730,12 +720,11 @@ func TestStaleValuePausesStoreLookups(t *testing.T) {
 func TestExpiredValueIsNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second,
+		c := newCache(t, cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second,
 			Load: func(context.Context, int) (int, error) {
 				time.Sleep(2 * time.Second)
 				return 1, nil
 			}})
-		defer c.Close()
 		mustGet(t, c, 1)
 		require.Zero(t, shared.called("Fill"))
 		require.Equal(t, 1, shared.called("Release"))
@@ -748,7 +737,7 @@ func TestUncachedValueRemovesStoredValue(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			loads := 0
-			c := cacheaside.New(cacheaside.Config[int, int]{
+			c := newCache(t, cacheaside.Config[int, int]{
 				TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
 				Store: watchedIf(watched, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
@@ -760,7 +749,6 @@ func TestUncachedValueRemovesStoredValue(t *testing.T) {
 					return loads, nil
 				},
 			})
-			defer c.Close()
 			synctest.Wait()
 			mustGet(t, c, 1)
 			time.Sleep(2 * time.Minute)

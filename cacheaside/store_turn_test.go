@@ -19,7 +19,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		var loads atomic.Int64
 		var failing atomic.Bool
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int]{
+		c := newCache(t, cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
@@ -31,7 +31,6 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 			Store: unwatched{shared.connect()},
 		})
 		c.Observe(log.add)
-		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
 		failing.Store(true)
@@ -71,11 +70,9 @@ func TestStaleStoreValueUncachedWithoutPause(t *testing.T) {
 				return loads.Add(1), nil
 			},
 		}
-		other := cacheaside.New(cfg)
-		defer other.Close()
+		other := newCache(t, cfg)
 		cfg.Store = shared.connect()
-		c := cacheaside.New(cfg)
-		defer c.Close()
+		c := newCache(t, cfg)
 		synctest.Wait()
 		mustGet(t, other, 1)
 		time.Sleep(2 * time.Minute)
@@ -98,11 +95,9 @@ func TestStaleValueArrivesDuringWait(t *testing.T) {
 			TTL: time.Second, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Store: shared.connect(),
 			Load: func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
 		}
-		other := cacheaside.New(cfg)
-		defer other.Close()
+		other := newCache(t, cfg)
 		cfg.Store = shared.connect()
-		c := cacheaside.New(cfg)
-		defer c.Close()
+		c := newCache(t, cfg)
 		synctest.Wait()
 		go mustGet(t, other, 1)
 		synctest.Wait()
@@ -137,7 +132,7 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src, shared := newSource(), newFakeStore()
 				store := late{unheard{shared.connect()}, make(chan struct{}), new(atomic.Bool)}
-				c := cacheaside.New(cacheaside.Config[int, int]{
+				c := newCache(t, cacheaside.Config[int, int]{
 					Load: func(ctx context.Context, key int) (int, error) {
 						if src.loaded(1) > 0 {
 							time.Sleep(time.Second)
@@ -146,7 +141,6 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 					},
 					TTL: time.Minute, StaleIfError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
 				})
-				defer c.Close()
 				synctest.Wait()
 				require.Equal(t, 0, mustGet(t, c, 1))
 				time.Sleep(2 * time.Minute)
@@ -184,11 +178,9 @@ func TestSoftTimeoutServesStaleStoreValue(t *testing.T) {
 						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
 						Store: watchedIf(capacity == 0, shared.connect()),
 					}
-					other := cacheaside.New(cfg)
-					defer other.Close()
+					other := newCache(t, cfg)
 					cfg.Store = slowly{Store: shared.connect(), takes: 200 * time.Millisecond}
-					c := cacheaside.New(cfg)
-					defer c.Close()
+					c := newCache(t, cfg)
 					synctest.Wait()
 					mustGet(t, other, 1)
 					time.Sleep(2 * time.Minute)

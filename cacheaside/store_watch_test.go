@@ -19,9 +19,8 @@ func TestMemoryInAnOutageOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		conn := newFakeStore().connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, TTL: time.Minute,
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: conn, TTL: time.Minute,
 			Jitter: cacheaside.None})
-		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
 		conn.fail()

@@ -23,8 +23,7 @@ func update(t *testing.T, c *cacheaside.Cache[int, int], change func(*config)) {
 }
 
 func TestConfigHasItsDefaults(t *testing.T) {
-	c := cacheaside.New(config{Name: "users", Load: identity, Jitter: cacheaside.None})
-	defer c.Close()
+	c := newCache(t, config{Name: "users", Load: identity, Jitter: cacheaside.None})
 	require.Equal(t, "users", c.Describe().Name)
 	cfg := c.Config()
 	require.Equal(t, 5*time.Minute, cfg.TTL)
@@ -32,12 +31,10 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, 30*time.Second, cfg.LoadTimeout)
 	require.Equal(t, 10_000, cfg.Capacity)
 	require.EqualValues(t, cacheaside.None, cfg.Jitter)
-	withoutJitter := cacheaside.New(config{Load: identity})
-	defer withoutJitter.Close()
+	withoutJitter := newCache(t, config{Load: identity})
 	require.Equal(t, 0.1, withoutJitter.Config().Jitter)
 
-	again := cacheaside.New(cfg)
-	defer again.Close()
+	again := newCache(t, cfg)
 	require.Equal(t, cfg.Jitter, again.Config().Jitter, "a Config makes the same Cache again")
 	require.Equal(t, 5*time.Minute, c.Config().TTL)
 }
@@ -45,8 +42,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 func TestUpdateKeepsEntriesAndTheirTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(config{Load: src.load, TTL: time.Minute, Jitter: cacheaside.None})
-		defer c.Close()
+		c := newCache(t, config{Load: src.load, TTL: time.Minute, Jitter: cacheaside.None})
 		mustGet(t, c, 1)
 		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
 		mustGet(t, c, 2)
@@ -60,8 +56,7 @@ func TestUpdateKeepsEntriesAndTheirTimes(t *testing.T) {
 }
 
 func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
-	c := cacheaside.New(config{Load: identity, Capacity: 1000})
-	defer c.Close()
+	c := newCache(t, config{Load: identity, Capacity: 1000})
 	for i := range 1000 {
 		mustGet(t, c, i)
 	}
@@ -81,14 +76,13 @@ func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 func TestLoadsInFlightKeepSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // several in each shard
-		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(ctx context.Context, k int) (int, error) {
+		c := newCache(t, config{LoadTimeout: 10 * time.Second, Load: func(ctx context.Context, k int) (int, error) {
 			if k%2 == 0 {
 				time.Sleep(time.Minute) // ignores its ctx
 			}
 			<-ctx.Done()
 			return 0, ctx.Err()
 		}})
-		defer c.Close()
 		var wg sync.WaitGroup
 		get := func(keys int, want time.Duration) {
 			for k := range n {
@@ -114,8 +108,7 @@ func TestLoadsInFlightKeepSettings(t *testing.T) {
 }
 
 func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
-	c := cacheaside.New(config{Load: identity})
-	defer c.Close()
+	c := newCache(t, config{Load: identity})
 	mustGet(t, c, 1)
 	wrapped := 0
 	update(t, c, func(cfg *config) {
@@ -133,7 +126,7 @@ func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
 func TestUpdateRemovesLoadMany(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	begun := false
-	c = cacheaside.New(config{
+	c = newCache(t, config{
 		Load:     identity,
 		LoadMany: func(context.Context, []int) (map[int]int, error) { return nil, errLoad },
 		Clone: func(v int) int {
@@ -143,7 +136,6 @@ func TestUpdateRemovesLoadMany(t *testing.T) {
 			return v
 		},
 	})
-	defer c.Close()
 	mustGet(t, c, 1)
 	begun = true
 	got, err := c.GetMany(t.Context(), []int{1, 2, 3})
@@ -154,8 +146,7 @@ func TestUpdateRemovesLoadMany(t *testing.T) {
 func TestUpdateOfErrorPauseReachesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
-		c := cacheaside.New(config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Hour})
-		defer c.Close()
+		c := newCache(t, config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Hour})
 		update(t, c, func(cfg *config) { cfg.ErrorPause = time.Minute })
 		conn.fail()
 		mustGet(t, c, 1)
@@ -176,8 +167,7 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 	many := func(context.Context, []int) (map[int]int, error) { return nil, nil }
 	cfg := config{Name: "users", Load: load(1), LoadMany: many,
 		Store: flaky{newFakeStore().connect(), func(string) bool { return false }}}
-	c := cacheaside.New(cfg)
-	defer c.Close()
+	c := newCache(t, cfg)
 	mustGet(t, c, 1)
 	for field, change := range map[string]func(*config){
 		"Name":    func(cfg *config) { cfg.Name = "other" },
@@ -249,8 +239,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 
 func TestObserveUntilStop(t *testing.T) {
 	var told []string
-	c := cacheaside.New(config{Name: "users", Load: identity})
-	defer c.Close()
+	c := newCache(t, config{Name: "users", Load: identity})
 	var last cacheaside.Event
 	stopA := c.Observe(func(_ context.Context, e cacheaside.Event) { told, last = append(told, "a"), e })
 	stopB := c.Observe(func(context.Context, cacheaside.Event) { told = append(told, "b") })
@@ -356,8 +345,7 @@ func TestUpdateLeavesTheCodec(t *testing.T) {
 			return kept{func(v int) []byte { encoded += name; return []byte{byte(v)} }}
 		}
 		cfg := config{Load: identity, Store: newFakeStore().connect(), Codec: codec("first")}
-		c := cacheaside.New(cfg)
-		defer c.Close()
+		c := newCache(t, cfg)
 		synctest.Wait()
 		update(t, c, func(cfg *config) { cfg.Codec = codec("other") })
 		mustGet(t, c, 1)
@@ -367,8 +355,7 @@ func TestUpdateLeavesTheCodec(t *testing.T) {
 				"Config.Codec is another: must be the same as before")
 		}
 		cfg.Codec = nil
-		c = cacheaside.New(cfg)
-		defer c.Close()
+		c = newCache(t, cfg)
 		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
 		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }),
 			"Config.Codec is another: must be the same as before")

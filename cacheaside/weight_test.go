@@ -57,7 +57,7 @@ func TestCapacityBoundsWeights(t *testing.T) {
 
 // A Weight that panics fails its load, and delays no other call.
 func TestPanicOfWeightFailsTheLoad(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	c := newCache(t, cacheaside.Config[int, int]{
 		Load: identity, Capacity: 100, Weight: func(key, _ int) int {
 			if key == 1 {
 				panic("weight")
@@ -65,7 +65,6 @@ func TestPanicOfWeightFailsTheLoad(t *testing.T) {
 			return -1
 		},
 	})
-	defer c.Close()
 	_, err := c.Get(t.Context(), 1)
 	require.ErrorContains(t, err, "weight")
 	require.Equal(t, 2, mustGet(t, c, 2))
