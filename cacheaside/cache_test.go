@@ -46,60 +46,6 @@ func (s *source) loaded(key int) int {
 	return s.loads[key]
 }
 
-func TestGetLoadsOnceThenHits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Jitter: cacheaside.None})
-		for range 3 {
-			v, err := c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			require.Equal(t, 0, v)
-		}
-		require.Equal(t, 1, src.loaded(1))
-
-		require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
-		v, err := c.Get(t.Context(), 1)
-		require.NoError(t, err)
-		require.Equal(t, 1, v)
-		require.Equal(t, 2, src.loaded(1))
-
-		time.Sleep(5*time.Minute - 1)
-		_, ok := c.Peek(1)
-		require.True(t, ok)
-		time.Sleep(time.Nanosecond)
-		_, ok = c.Peek(1)
-		require.False(t, ok)
-		_, _ = c.Get(t.Context(), 1)
-		require.Equal(t, 3, src.loaded(1))
-		require.Equal(t, int64(2), c.Stats().Hits)
-		require.Equal(t, int64(3), c.Stats().Misses)
-	})
-}
-
-func TestThousandCallersMakeOneLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int64
-		c := newCache(t, cacheaside.Config[int, int]{
-			Load: func(ctx context.Context, key int) (int, error) {
-				loads.Add(1)
-				time.Sleep(time.Second)
-				return key, nil
-			},
-		})
-		var wg sync.WaitGroup
-		for range 1000 {
-			wg.Go(func() {
-				v, err := c.Get(t.Context(), 7)
-				if err != nil || v != 7 {
-					t.Errorf("got %d, %v", v, err)
-				}
-			})
-		}
-		wg.Wait()
-		require.Equal(t, int64(1), loads.Load())
-	})
-}
-
 func TestFirstCallersCancelDoesNotFailTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache(t, cacheaside.Config[int, string]{
@@ -169,6 +115,8 @@ func TestLastCallerCancelsLoad(t *testing.T) {
 		v, err = c.Get(t.Context(), 1)
 		require.NoError(t, err)
 		require.Equal(t, 2, v)
+		require.EqualValues(t, 1, c.Stats().Canceled)
+		require.Zero(t, c.Stats().Overtaken, "it was canceled")
 	})
 }
 

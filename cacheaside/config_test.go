@@ -2,11 +2,11 @@ package cacheaside_test
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"math"
 	"reflect"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -107,22 +107,27 @@ func (cents) MarshalText() ([]byte, error)    { return nil, nil }
 func TestStoreRequiresLosslessKeyAndCodec(t *testing.T) {
 	needsKey[string](t, false)
 	needsKey[named](t, false)
-	needsKey[uint8](t, false)
+	needsKey[int](t, false)
 	needsKey[uintptr](t, false)
-	needsKey[int64](t, false)
 	needsKey[pair](t, true)
 	needsKey[float64](t, true)
-	needsKey[any](t, true)
 	needsKey[bool](t, true)
 
+	type (
+		deep   struct{ A struct{ B []any } }
+		tagged struct {
+			A int
+			F func() `json:"-"`
+		}
+		list []list
+	)
 	needsCodec[string](t, false)
-	needsCodec[pair](t, false)
 	needsCodec[*pair](t, false)
-	needsCodec[[]pair](t, false)
-	needsCodec[map[string]int](t, false)
 	needsCodec[time.Time](t, false)
-	needsCodec[struct{}](t, false)
-	needsCodec[recurse](t, false)
+	needsCodec[tagged](t, false)
+	needsCodec[list](t, false)
+	needsCodec[map[int]map[string][]byte](t, false)
+	needsCodec[map[string]recurse](t, false)
 	_, _, _, _ = hidden{}.a, inner{}.b, textual{}.a, written{}.a
 	needsCodec[textual](t, false)
 	needsCodec[*textual](t, false)
@@ -136,8 +141,17 @@ func TestStoreRequiresLosslessKeyAndCodec(t *testing.T) {
 	needsCodec[hidden](t, true)
 	needsCodec[*hidden](t, true)
 	needsCodec[inner](t, true)
+	needsCodec[struct{ hidden }](t, true)
+	needsCodec[struct{ named }](t, true)
+	needsCodec[struct {
+		pair
+		_ [0]func() // cannot be compared
+	}](t, false)
 	needsCodec[[]hidden](t, true)
-	needsCodec[any](t, true)
+	needsCodec[map[string][]any](t, true)
+	needsCodec[deep](t, true)
+	needsCodec[map[pair]int](t, true)
+	needsCodec[map[encoding.TextMarshaler]int](t, true)
 	needsCodec[error](t, true)
 	needsCodec[func()](t, true)
 	needsCodec[chan int](t, true)
@@ -275,28 +289,6 @@ func TestRefreshAheadOfStoredValue(t *testing.T) {
 	})
 }
 
-func TestCapacityBoundsEntries(t *testing.T) {
-	load := func(ctx context.Context, k int) (int, error) { return k, nil }
-	for name, test := range map[string]struct {
-		cfg  cacheaside.Config[int, int]
-		most int64
-	}{
-		"entries":     {cacheaside.Config[int, int]{Load: load, Capacity: 100}, 100},
-		"the default": {cacheaside.Config[int, int]{Load: load}, 10_000},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := newCache(t, test.cfg)
-			for i := range 2 * int(test.most) {
-				mustGet(t, c, i)
-				require.LessOrEqual(t, c.Stats().Entries, test.most)
-			}
-			s := c.Stats()
-			require.LessOrEqual(t, s.Entries, test.most)
-			require.Greater(t, s.Entries, test.most/2)
-		})
-	}
-}
-
 func TestLoadSetsItsOwnTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -330,6 +322,8 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 		require.True(t, ok)
 		_, err = c.Get(t.Context(), 3)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		_, ok = c.Peek(3)
+		require.False(t, ok, "the absence of a key is not a value")
 		require.Equal(t, int64(3), loads.Load())
 		time.Sleep(time.Nanosecond)
 		_, ok = c.Peek(1)
@@ -343,18 +337,25 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 	})
 }
 
-// A value that has expired when its load returns is not cached, and neither is a value with a TTL of zero.
+// A value that has expired when its load returns is not cached, neither in memory nor in the Store. The same holds for
+// a value with a TTL of zero.
 func TestExpiredValueIsNotCached(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"already expired": 0, "expires with the load": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCache(t, cacheaside.Config[int, int]{Load: func(ctx context.Context, k int) (int, error) {
-					cacheaside.SetTTL(ctx, ttl)
-					time.Sleep(time.Second)
-					return k, nil
-				}})
+				shared := newFakeStore()
+				c := newCache(t, cacheaside.Config[int, int]{
+					Store: shared.connect(),
+					Load: func(ctx context.Context, k int) (int, error) {
+						cacheaside.SetTTL(ctx, ttl)
+						time.Sleep(time.Second)
+						return k, nil
+					}})
+				synctest.Wait()
 				mustGet(t, c, 1)
 				require.Zero(t, c.Stats().Entries)
+				require.Zero(t, shared.called("Fill"))
+				require.Equal(t, 1, shared.called("Release"))
 			})
 		})
 	}
@@ -426,22 +427,30 @@ func TestDoneContextIsHonored(t *testing.T) {
 	require.NoError(t, c.Invalidate(ctx, 1), "memory is invalidated even if ctx is done")
 }
 
-func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
-	type key struct{}
-	c := newCache(t, cacheaside.Config[int, string]{
-		LoadTimeout: time.Hour,
-		Load: func(ctx context.Context, _ int) (string, error) {
-			if d, ok := ctx.Deadline(); !ok || time.Until(d) < 59*time.Minute {
-				return "", errors.New("the caller's deadline")
-			}
-			return ctx.Value(key{}).(string), nil
-		},
+// The ctx of a load has the values of the caller's ctx, but its own deadline. It is canceled when the load returns.
+func TestContextOfALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		var of context.Context
+		c := newCache(t, cacheaside.Config[int, string]{
+			LoadTimeout: time.Hour,
+			Load: func(ctx context.Context, _ int) (string, error) {
+				of = ctx
+				deadline, ok := ctx.Deadline()
+				require.True(t, ok)
+				require.Equal(t, time.Hour, time.Until(deadline))
+				require.NoError(t, ctx.Err())
+				return ctx.Value(key{}).(string), nil
+			},
+		})
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "trace"), time.Minute)
+		defer cancel()
+		v, err := c.Get(ctx, 1)
+		require.NoError(t, err)
+		require.Equal(t, "trace", v)
+		synctest.Wait()
+		require.Equal(t, context.Canceled, of.Err())
 	})
-	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "trace"), time.Minute)
-	defer cancel()
-	v, err := c.Get(ctx, 1)
-	require.NoError(t, err)
-	require.Equal(t, "trace", v)
 }
 
 func TestNothingIsLeftAfterClose(t *testing.T) {
@@ -497,31 +506,4 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-}
-
-func TestEventsHaveKeyAndName(t *testing.T) {
-	var log eventLog
-	c := cacheaside.New(cacheaside.Config[int, int]{
-		Name: "users",
-		Load: func(_ context.Context, k int) (int, error) {
-			if k == 2 {
-				return 0, errLoad
-			}
-			return k, nil
-		},
-	})
-	c.Observe(func(ctx context.Context, e cacheaside.Event) {
-		_ = c.Invalidate(ctx, 99) // an observer may call the cache
-		log.add(ctx, e)
-	})
-	defer c.Close()
-	mustGet(t, c, 1)
-	_, err := c.Get(t.Context(), 2)
-	require.ErrorIs(t, err, errLoad)
-	require.Len(t, log.events, 2)
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoaded, Key: 1, Took: log.events[0].Took},
-		log.events[0])
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoadFailed, Key: 2, Err: errLoad,
-		Took: log.events[1].Took}, log.events[1])
-	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{Operation: "load"}).Error(), "cacheaside: load timed out"))
 }

@@ -370,6 +370,14 @@ func (unwatched) Watch(ctx context.Context, _ func(), _ func(string)) error {
 	return ctx.Err()
 }
 
+// tier returns a Store for a Cache that has its values in "memory", in the "store", or in "both".
+func (s *fakeStore) tier(name string) cacheaside.Store {
+	if name == "memory" {
+		return nil
+	}
+	return watchedIf(name == "both", s.connect())
+}
+
 // watchedIf returns s, or an unwatched s.
 func watchedIf(watched bool, s cacheaside.Store) cacheaside.Store {
 	if watched {

@@ -91,19 +91,17 @@ func TestVersionsShareAStore(t *testing.T) {
 		var news []*cacheaside.Cache[id, string]
 		for range 2 {
 			load1, load2 := version(1), version(2)
-			olds = append(olds, cacheaside.New(cacheaside.Config[int, int]{
+			olds = append(olds, newCache(t, cacheaside.Config[int, int]{
 				Version: 1, Store: unwatched{shared.connect()},
 				Load: func(ctx context.Context, _ int) (int, error) { return load1(ctx) },
 			}))
-			news = append(news, cacheaside.New(cacheaside.Config[id, string]{
+			news = append(news, newCache(t, cacheaside.Config[id, string]{
 				Version: 2, Store: unwatched{shared.connect()}, Key: func(k id) string { return strconv.Itoa(k.n) },
 				Load: func(ctx context.Context, _ id) (string, error) {
 					v, err := load2(ctx)
 					return strconv.Itoa(v), err
 				},
 			}))
-			defer olds[len(olds)-1].Close()
-			defer news[len(news)-1].Close()
 		}
 		gets := func() {
 			for range 100 {
@@ -168,11 +166,9 @@ func TestLagLimitsReplicaReads(t *testing.T) {
 						if store {
 							cfg.Store = shared.connect()
 						}
-						return cacheaside.New(cfg)
+						return newCache(t, cfg)
 					}
 					c, other := open(), open()
-					defer c.Close()
-					defer other.Close()
 					synctest.Wait()
 					time.Sleep(time.Minute) // a new Cache does not know about changes just before it was created
 					require.Equal(t, 0, mustGet(t, c, 1))
@@ -208,7 +204,7 @@ func TestLagLimitsSharedValues(t *testing.T) {
 		var replica, loads atomic.Int64
 		shared := newFakeStore()
 		open := func() *cacheaside.Cache[int, int] {
-			return cacheaside.New(cacheaside.Config[int, int]{
+			return newCache(t, cacheaside.Config[int, int]{
 				TTL: time.Hour, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour,
 				NotFoundTTL: time.Hour, ReplicaLag: lag,
 				Store: shared.connect(),
@@ -222,8 +218,6 @@ func TestLagLimitsSharedValues(t *testing.T) {
 			})
 		}
 		c, other := open(), open()
-		defer c.Close()
-		defer other.Close()
 		synctest.Wait()
 		time.Sleep(time.Minute)
 		for key := range 2 { // 0 comes to be, and 1 is deleted

@@ -56,19 +56,6 @@ func TestSkipMemoryLoadsAgain(t *testing.T) {
 	})
 }
 
-// The call sees a change by another process whose message has not arrived.
-func TestSkipMemoryQueriesStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
-		synctest.Wait()
-		mustGet(t, c, 1)
-		_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
-		require.NoError(t, err)
-		require.Equal(t, 1, src.loaded(1))
-	})
-}
-
 // A Get with SkipMemory does not get a stale value from memory if its load is slow.
 func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -88,44 +75,8 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	})
 }
 
-// It gets a stale value from the Store as soon as other callers do.
-func TestSkipMemoryServesStaleStoreValue(t *testing.T) {
-	for name, test := range map[string]struct {
-		takes time.Duration
-		err   error
-		after time.Duration
-	}{
-		"the load fails":   {0, errLoad, 0},
-		"the load is slow": {10 * time.Second, nil, time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var takes time.Duration
-				var fault error
-				c := newCache(t, cacheaside.Config[int, int]{
-					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
-					Store: newFakeStore().connect(),
-					Load: func(context.Context, int) (int, error) {
-						time.Sleep(takes)
-						return 1, fault
-					},
-				})
-				synctest.Wait()
-				mustGet(t, c, 1)
-				time.Sleep(2 * time.Minute)
-				takes, fault = test.takes, test.err
-				begun := time.Now()
-				v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
-				require.NoError(t, err)
-				require.Equal(t, 1, v)
-				require.Equal(t, test.after, time.Since(begun))
-				require.EqualValues(t, 1, c.Stats().Stale)
-			})
-		})
-	}
-}
-
-// Of several calls with SkipMemory, each gets the stale value of the Store, but none gets it after an invalidation.
+// A call with SkipMemory gets a stale value from the Store as soon as other callers do. Of several calls, each gets the
+// stale value, but none gets it after an invalidation.
 func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 	for name, test := range map[string]struct {
 		soft    time.Duration
@@ -159,19 +110,24 @@ func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				takes, fault = 10*time.Second, errLoad
 				begun, first := time.Now(), make(chan error)
+				second := make(chan error, 1)
 				skip := func() error {
-					_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+					_, source, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+					require.Equal(t, err == nil, source == cacheaside.SourceStale)
 					return err
 				}
 				go func() { first <- skip() }()
 				synctest.Wait()
-				go func() { _ = skip() }()
+				go func() { second <- skip() }()
 				synctest.Wait()
 				if test.change != nil {
 					require.NoError(t, test.change(c))
 				}
 				require.ErrorIs(t, <-first, test.want)
 				require.Equal(t, test.elapsed, time.Since(begun))
+				if test.want == nil {
+					require.NoError(t, <-second)
+				}
 			})
 		})
 	}
@@ -221,6 +177,15 @@ func write1(c *cacheaside.Cache[int, int]) error {
 
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
+// identities is identity, as a LoadMany.
+func identities(_ context.Context, keys []int) (map[int]int, error) {
+	values := make(map[int]int, len(keys))
+	for _, key := range keys {
+		values[key] = key
+	}
+	return values, nil
+}
+
 func TestHitDoesNotAllocate(t *testing.T) {
 	c := newCache(t, cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1,
 		StaleIfError: 1})
@@ -231,4 +196,51 @@ func TestHitDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() { _, _ = c.Get(ctx, 1) }); n > 0 {
 		t.Errorf("a hit makes %v allocations", n)
 	}
+}
+
+// GetWith returns the source of its result.
+func TestGetWithReturnsTheSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fails := false
+		shared := newFakeStore()
+		open := func() *cacheaside.Cache[int, int] {
+			c := newCache(t, cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, NotFoundTTL: time.Minute,
+				Store: shared.connect(), ErrorPause: cacheaside.None,
+				Load: func(_ context.Context, key int) (int, error) {
+					switch {
+					case key < 0:
+						return 0, cacheaside.ErrNotFound
+					case fails:
+						return 0, errLoad
+					}
+					return key, nil
+				},
+			})
+			synctest.Wait()
+			return c
+		}
+		a, b := open(), open()
+		is := func(c *cacheaside.Cache[int, int], key int, skip bool, want cacheaside.Source, wantErr error) {
+			t.Helper()
+			_, source, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: skip})
+			require.Equal(t, want, source)
+			require.ErrorIs(t, err, wantErr)
+		}
+		is(a, 1, false, cacheaside.SourceLoaded, nil)
+		is(a, 1, false, cacheaside.SourceFresh, nil)
+		is(b, 1, true, cacheaside.SourceFresh, nil)
+		is(a, -1, false, cacheaside.SourceLoaded, cacheaside.ErrNotFound)
+		is(a, -1, false, cacheaside.SourceFresh, cacheaside.ErrNotFound)
+		is(b, -1, false, cacheaside.SourceFresh, cacheaside.ErrNotFound)
+		fails = true
+		is(a, 2, false, "", errLoad)
+		time.Sleep(2 * time.Minute)
+		is(a, 1, false, cacheaside.SourceStale, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, source, err := a.GetWith(ctx, 1, cacheaside.GetOptions{})
+		require.ErrorIs(t, err, context.Canceled)
+		require.Empty(t, source)
+	})
 }

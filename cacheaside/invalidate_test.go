@@ -2,7 +2,6 @@ package cacheaside_test
 
 import (
 	"context"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -187,12 +186,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 						return n, nil
 					},
 				}
-				if tier != "memory" {
-					cfg.Store = newFakeStore().connect()
-				}
-				if tier == "store" {
-					cfg.Store = unwatched{cfg.Store}
-				}
+				cfg.Store = newFakeStore().tier(tier)
 				c := newCache(t, cfg)
 				synctest.Wait()
 				mustGet(t, c, 1)
@@ -206,38 +200,6 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 			})
 		})
 	}
-}
-
-// ErrNotFound removes the value from the Store, even if the first attempt to remove it fails.
-func TestStaleValueOfMissingKeyIsRemoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		var gone, failing atomic.Bool
-		var log eventLog
-		load := func(context.Context, int) (int, error) {
-			if gone.Load() {
-				return 0, cacheaside.ErrNotFound
-			}
-			return 1, nil
-		}
-		c := newCache(t, cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
-			Load:  load,
-			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
-		c.Observe(log.add)
-		mustGet(t, c, 1)
-		time.Sleep(2 * time.Minute)
-		gone.Store(true)
-		failing.Store(true)
-		_, err := c.Get(t.Context(), 1)
-		require.ErrorIs(t, err, cacheaside.ErrNotFound)
-		require.NotNil(t, shared.items["1"].of(0).value)
-		require.Equal(t, 1, log.count(cacheaside.EventNotPropagated))
-		failing.Store(false)
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		require.Nil(t, shared.items["1"].of(0).value)
-		require.Zero(t, c.Stats().PendingInvalidations)
-	})
 }
 
 // A call that waits while its value is invalidated does not get the stale value.
@@ -255,9 +217,7 @@ func TestNoStaleValueAfterInvalidation(t *testing.T) {
 					return 1, nil
 				},
 			}
-			if tier == "both" {
-				cfg.Store = newFakeStore().connect()
-			}
+			cfg.Store = newFakeStore().tier(tier)
 			c := newCache(t, cfg)
 			synctest.Wait()
 			mustGet(t, c, 1)
@@ -330,35 +290,6 @@ func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
 			require.LessOrEqual(t, worst, max(takes/4, 15*time.Millisecond), takes)
 		}
 	}
-}
-
-// Invalidating keys elsewhere reaches few other keys here.
-func TestRemoteInvalidationHitsFewOtherKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n = 20_000
-		shared := newFakeStore()
-		shared.conns = nil // only the test sends messages
-		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
-		c := newCache(t, cacheaside.Config[int, int]{
-			Load: identity, Store: w, Capacity: 2 * n,
-		})
-		heard := <-w.heard
-		synctest.Wait() // memory has been cleared, as when a watch starts
-		for i := range n {
-			mustGet(t, c, i)
-		}
-		for i := range 200 {
-			heard(strconv.Itoa(i))
-		}
-		gone := 0
-		for i := range n {
-			if _, ok := c.Peek(i); !ok {
-				gone++
-			}
-		}
-		require.GreaterOrEqual(t, gone, 200)
-		require.Less(t, gone, 400)
-	})
 }
 
 // A telling Store lets a test send messages.

@@ -3,7 +3,6 @@ package cacheaside_test
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,84 +14,8 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/retry"
 )
-
-// loadWith runs look as a load with a LoadTimeout of one second, on behalf of ctx.
-func loadWith(ctx context.Context, look func(context.Context)) error {
-	c := cacheaside.New(cacheaside.Config[int, int]{
-		LoadTimeout: time.Second,
-		Load: func(ctx context.Context, _ int) (int, error) {
-			look(ctx)
-			return 0, nil
-		},
-	})
-	_, err := c.Get(ctx, 1)
-	_ = c.Close() // after look has returned
-	return err
-}
-
-// The ctx of a load behaves like any ctx with a deadline, whichever of its methods is called first.
-func TestLoadContextHasDeadline(t *testing.T) {
-	for name, first := range map[string]func(context.Context){
-		"Done called early": func(ctx context.Context) { ctx.Done() },
-		"Done called late":  func(context.Context) {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				err := loadWith(t.Context(), func(ctx context.Context) {
-					first(ctx)
-					deadline, ok := ctx.Deadline()
-					if !ok || time.Until(deadline) != time.Second || ctx.Err() != nil || context.Cause(ctx) != nil {
-						t.Errorf("at first: %v, %v, %v", time.Until(deadline), ok, ctx.Err())
-					}
-					time.Sleep(time.Second - 1)
-					if ctx.Err() != nil {
-						t.Errorf("before its end: %v", ctx.Err())
-					}
-					time.Sleep(time.Nanosecond)
-					synctest.Wait()
-					for range 2 { // the second time after Done was called
-						if ctx.Err() != context.DeadlineExceeded || context.Cause(ctx) != context.DeadlineExceeded {
-							t.Errorf("at its end: %v, %v", ctx.Err(), context.Cause(ctx))
-						}
-						<-ctx.Done()
-					}
-				})
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-			})
-		})
-		t.Run(name+", canceled", func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				gone := errors.New("gone")
-				caller, cancel := context.WithCancelCause(t.Context())
-				err := loadWith(caller, func(ctx context.Context) {
-					first(ctx)
-					cancel(gone)
-					synctest.Wait()
-					time.Sleep(2 * time.Second) // its deadline does not change what ended it
-					for range 2 {
-						if ctx.Err() != context.Canceled || context.Cause(ctx) != context.Canceled {
-							t.Errorf("%v, %v", ctx.Err(), context.Cause(ctx))
-						}
-						<-ctx.Done()
-					}
-				})
-				require.ErrorIs(t, err, gone)
-			})
-		})
-		t.Run(name+", and the load returns", func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var of context.Context
-				require.NoError(t, loadWith(t.Context(), func(ctx context.Context) {
-					first(ctx)
-					of = ctx
-				}))
-				require.Equal(t, context.Canceled, of.Err())
-				<-of.Done()
-			})
-		})
-	}
-}
 
 // A load may outlast the call that started it, and a refresh always does. A slot in its Middleware is released when the
 // load ends, not when that call's response has been read.
@@ -125,114 +48,6 @@ func TestLoadIsSeparateWork(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 0, slots.Stats().InFlight)
 		work.End(nil)
-	})
-}
-
-// Contexts derived from the ctx of a load end with it, and cost no goroutine.
-func TestChildrenOfTheContextOfALoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		caller, cancel := context.WithCancel(t.Context())
-		_ = loadWith(caller, func(ctx context.Context) {
-			before := runtime.NumGoroutine()
-			var children []context.Context
-			for range 100 {
-				child, cancel := context.WithTimeout(ctx, time.Hour)
-				defer cancel()
-				children = append(children, child)
-			}
-			if n := runtime.NumGoroutine() - before; n > 0 {
-				t.Errorf("%d goroutines for 100 children", n)
-			}
-			cancel()
-			for _, child := range children {
-				<-child.Done()
-				if child.Err() != context.Canceled {
-					t.Errorf("%v", child.Err())
-				}
-			}
-		})
-	})
-}
-
-// Done and Value may be called concurrently while the load is being canceled. Done must not return a channel that is
-// never closed.
-func TestDoneDuringCancel(t *testing.T) {
-	for range 2000 {
-		caller, cancel := context.WithCancel(t.Context())
-		_ = loadWith(caller, func(ctx context.Context) {
-			var wg sync.WaitGroup
-			for range 2 {
-				wg.Go(func() {
-					runtime.Gosched()
-					ctx.Value(0)
-					<-ctx.Done()
-				})
-			}
-			cancel()
-			wg.Wait()
-		})
-	}
-}
-
-// Every flight ends at its own time, regardless of their number and order.
-func TestEachLoadTimesOutOnTime(t *testing.T) {
-	for _, capacity := range []int{0, -1} {
-		synctest.Test(t, func(t *testing.T) {
-			const n = 500
-			var log eventLog
-			cfg := cacheaside.Config[int, int]{
-				LoadTimeout: 10 * time.Second,
-				Load: func(_ context.Context, k int) (int, error) {
-					if k%3 == 0 {
-						time.Sleep(time.Second)
-						return k, nil
-					}
-					time.Sleep(time.Minute) // ignores its ctx
-					return k, nil
-				},
-			}
-			if capacity < 0 {
-				cfg.Store = unwatched{newFakeStore().connect()}
-			}
-			c := cacheaside.New(cfg)
-			c.Observe(log.add)
-			var wg sync.WaitGroup
-			for k := range n {
-				time.Sleep(time.Duration(k%7) * 100 * time.Millisecond)
-				wg.Go(func() {
-					begun := time.Now()
-					_, err := c.Get(t.Context(), k)
-					took := time.Since(begun)
-					switch {
-					case k%3 == 0 && (err != nil || took != time.Second):
-						t.Errorf("%d: %v after %v", k, err, took)
-					case k%3 != 0 && (!errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second):
-						t.Errorf("%d: %v after %v", k, err, took)
-					}
-				})
-			}
-			wg.Wait()
-			require.NoError(t, c.Close())
-			require.Equal(t, n-(n+2)/3, log.count(cacheaside.EventLoadFailed))
-			require.Equal(t, int64(n-(n+2)/3), c.Stats().TimedOut)
-		})
-	}
-}
-
-// A load that ignores its ctx may return after a load that timed out later. The Cache refers to neither of them then.
-func TestLoadsReturnInAnyOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCache(t, cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second,
-			Load: func(_ context.Context, k int) (int, error) {
-				time.Sleep(time.Duration(k) * time.Second)
-				return k, nil
-			}})
-		go func() { _, _ = c.Get(t.Context(), 15) }()
-		time.Sleep(time.Second + 1)
-		go mustGet(t, c, 9) // returns as the other one has timed out
-		time.Sleep(time.Minute)
-		require.Zero(t, c.Tracked())
-		require.EqualValues(t, 1, c.Stats().TimedOut)
 	})
 }
 
@@ -273,32 +88,6 @@ func TestHangingRefreshIsReported(t *testing.T) {
 	})
 }
 
-// An observer that does not return delays only its own goroutine.
-func TestHangingObserverDelaysNoAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n = 500 // more than one per shard
-		release := make(chan struct{})
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			LoadTimeout: 10 * time.Second,
-			Load:        func(context.Context, int) (int, error) { time.Sleep(time.Minute); return 0, nil },
-		})
-		c.Observe(func(context.Context, cacheaside.Event) { <-release })
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for k := range n {
-			wg.Go(func() {
-				if _, err := c.Get(t.Context(), k); !errors.Is(err, context.DeadlineExceeded) ||
-					time.Since(begun) != 10*time.Second {
-					t.Errorf("%d: %v after %v", k, err, time.Since(begun))
-				}
-			})
-		}
-		wg.Wait()
-		close(release)
-		require.NoError(t, c.Close())
-	})
-}
-
 // If the load already has its result, a caller that cancels does not cancel the load.
 func TestCallerCancelsDuringObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -323,5 +112,137 @@ func TestCallerCancelsDuringObserver(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 1, v)
 		require.Equal(t, int64(1), c.Stats().Hits)
+	})
+}
+
+// With FinishLoads, callers whose timeout is shorter than a load do not restart it each time.
+func TestFinishLoadsWithoutCallers(t *testing.T) {
+	for where, capacity := range map[string]int{"memory": 0, "Store only": -1} {
+		for _, finish := range []bool{false, true} {
+			t.Run(where, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var loads, canceled atomic.Int32
+					cfg := cacheaside.Config[int, int]{
+						FinishLoads: finish,
+						Load: func(ctx context.Context, key int) (int, error) {
+							loads.Add(1)
+							select {
+							case <-time.After(150 * time.Millisecond):
+								return key, nil
+							case <-ctx.Done():
+								canceled.Add(1)
+								return 0, ctx.Err()
+							}
+						},
+					}
+					if capacity < 0 {
+						cfg.Store = unwatched{newFakeStore().connect()}
+					}
+					c := newCache(t, cfg)
+					answers := 0
+					for range 20 {
+						ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+						if _, err := c.Get(ctx, 1); err == nil {
+							answers++
+						}
+						cancel()
+					}
+					if !finish {
+						require.Zero(t, answers)
+						return
+					}
+					require.Equal(t, 19, answers)
+					require.Equal(t, int32(1), loads.Load())
+					require.Zero(t, canceled.Load())
+				})
+			})
+		}
+	}
+}
+
+// The result of a load that was invalidated, or that runs during a write, is not cached. So the load is canceled with
+// its last caller, even with FinishLoads.
+func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
+	for name, fenced := range map[string]bool{"overtaken": false, "during a write": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				canceled := make(chan struct{})
+				store := newFakeStore().connect()
+				c := newCache(t, cacheaside.Config[int, int]{FinishLoads: true, Store: store,
+					Load: func(ctx context.Context, key int) (int, error) {
+						<-ctx.Done()
+						close(canceled)
+						return 0, ctx.Err()
+					}})
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				if fenced {
+					_, err := store.Fence(t.Context(), "1", "of another process")
+					require.NoError(t, err)
+				} else {
+					go func() {
+						time.Sleep(time.Second)
+						_ = c.Invalidate(t.Context(), 1)
+					}()
+				}
+				begun := time.Now()
+				_, err := c.Get(ctx, 1)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				<-canceled
+				require.Equal(t, 2*time.Second, time.Since(begun))
+			})
+		})
+	}
+}
+
+func TestFinishLoadsEndsAtTimeoutAndClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ended atomic.Int32
+		c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, LoadTimeout: time.Second,
+			Load: func(ctx context.Context, key int) (int, error) {
+				<-ctx.Done()
+				ended.Add(1)
+				return 0, ctx.Err()
+			}})
+		for key := range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+			_, err := c.Get(ctx, key)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			cancel()
+		}
+		synctest.Wait()
+		require.Equal(t, int32(1), ended.Load())
+		begun := time.Now()
+		require.NoError(t, c.Close())
+		require.Equal(t, int32(2), ended.Load())
+		require.Zero(t, time.Since(begun))
+	})
+}
+
+// A load is retried whether or not the caller that started it has a Retrier.
+func TestSharedLoadUnderARetrierIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond)})
+		c := newCache(t, cacheaside.Config[int, int64]{
+			Middleware: retries.Wrap,
+			Load: func(context.Context, int) (int64, error) {
+				time.Sleep(10 * time.Millisecond)
+				if n := loads.Add(1); n > 1 {
+					return n, nil
+				}
+				return 0, errLoad
+			},
+		})
+		outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Hour)})
+		go func() {
+			_ = outer.Do(t.Context(), func(ctx context.Context) error { _, err := c.Get(ctx, 1); return err })
+		}()
+		time.Sleep(time.Millisecond)
+		v, err := c.Get(t.Context(), 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, v)
+		require.EqualValues(t, 2, loads.Load())
 	})
 }

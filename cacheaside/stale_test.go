@@ -104,12 +104,7 @@ func TestStaleness(t *testing.T) {
 						},
 					}
 					test.config(&cfg)
-					switch tier {
-					case "store":
-						cfg.Store = unwatched{newFakeStore().connect()}
-					case "both":
-						cfg.Store = newFakeStore().connect()
-					}
+					cfg.Store = newFakeStore().tier(tier)
 					c := newCache(t, cfg)
 					synctest.Wait()
 					_, err := c.Get(t.Context(), 1)
@@ -240,119 +235,62 @@ func TestLongTimesDoNotOverflow(t *testing.T) {
 }
 
 func TestErrorPauseSparesFailingSource(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int64
-		var failing atomic.Bool
-		var stale []error
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
-			Load: func(context.Context, int) (int, error) {
-				loads.Add(1)
-				if failing.Load() {
-					return 0, errLoad
-				}
-				return 1, nil
-			},
-		})
-		c.Observe(func(_ context.Context, e cacheaside.Event) {
-			if e.Kind == cacheaside.EventServedStale {
-				stale = append(stale, e.Err)
-			}
-		})
-		defer c.Close()
-		get := func() {
-			v, err := c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			require.Equal(t, 1, v)
-		}
-		get()
-		failing.Store(true)
-		time.Sleep(time.Minute)
-		for range 5 {
-			get()
-		}
-		require.Equal(t, int64(2), loads.Load())
-		require.Len(t, stale, 5)
-		require.ErrorIs(t, stale[0], errLoad)
-		require.NoError(t, stale[1], "served without a load")
-		time.Sleep(10 * time.Second)
-		get()
-		require.Equal(t, int64(3), loads.Load())
-		failing.Store(false)
-		time.Sleep(10 * time.Second)
-		get()
-		get()
-		require.Equal(t, int64(4), loads.Load())
-		require.Equal(t, int64(6), c.Stats().Stale)
-		require.Equal(t, int64(2), c.Stats().Failed)
-		require.Equal(t, int64(2), c.Stats().Loaded)
-	})
-}
-
-func TestErrorsAreNeverCached(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int64
-		c := newCache(t, cacheaside.Config[int, int]{
-			NotFoundTTL: time.Minute,
-			Load: func(context.Context, int) (int, error) {
-				if loads.Add(1)%2 == 1 {
-					panic("boom")
-				}
-				return 0, errLoad
-			},
-		})
-		for i := range 6 {
-			_, err := c.Get(t.Context(), 1)
-			require.Error(t, err)
-			require.Equal(t, int64(i+1), loads.Load())
-		}
-	})
-}
-
-func TestExpiredServedInvalidatedNever(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, tier := range []string{"memory", "both"} {
-			var version atomic.Int64
-			var failing atomic.Bool
-			cfg := cacheaside.Config[int, int64]{
-				StaleWhileRevalidate: time.Minute, StaleIfError: time.Hour, ErrorPause: cacheaside.None,
-				Load: func(context.Context, int) (int64, error) {
-					time.Sleep(time.Second)
-					if failing.Load() {
-						return 0, errLoad
+	for _, tier := range []string{"memory", "both", "store"} {
+		t.Run(tier, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var loads atomic.Int64
+				var failing atomic.Bool
+				var stale []error
+				c := newCache(t, cacheaside.Config[int, int]{
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
+					Store: newFakeStore().tier(tier),
+					Load: func(context.Context, int) (int, error) {
+						loads.Add(1)
+						if failing.Load() {
+							return 0, errLoad
+						}
+						return 1, nil
+					},
+				})
+				c.Observe(func(_ context.Context, e cacheaside.Event) {
+					if e.Kind == cacheaside.EventServedStale {
+						stale = append(stale, e.Err)
 					}
-					return version.Load(), nil
-				},
-			}
-			if tier == "both" {
-				cfg.Store = newFakeStore().connect()
-			}
-			c := cacheaside.New(cfg)
-			synctest.Wait()
-			_, err := c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			version.Store(1)
-			require.NoError(t, c.Expire(t.Context(), 1))
-			start := time.Now()
-			v, err := c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			require.Equal(t, int64(0), v, "stale, immediately")
-			require.Zero(t, time.Since(start))
-			time.Sleep(2 * time.Second)
-			v, err = c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			require.Equal(t, int64(1), v, "refreshed")
+				})
+				synctest.Wait()
+				mustGet(t, c, 1)
+				failing.Store(true)
+				time.Sleep(time.Minute)
+				for range 100 {
+					require.Equal(t, 1, mustGet(t, c, 1))
+				}
+				require.Equal(t, int64(2), loads.Load())
+				require.Len(t, stale, 100)
+				require.ErrorIs(t, stale[0], errLoad)
+				require.NoError(t, stale[1], "served without a load")
+				time.Sleep(10 * time.Second)
+				mustGet(t, c, 1)
+				require.Equal(t, int64(3), loads.Load())
+				failing.Store(false)
+				time.Sleep(10 * time.Second)
+				mustGet(t, c, 1)
+				mustGet(t, c, 1)
+				require.Equal(t, int64(4), loads.Load())
+				require.Equal(t, int64(101), c.Stats().Stale)
 
-			failing.Store(true)
-			require.NoError(t, c.Expire(t.Context(), 1))
-			time.Sleep(30 * time.Minute)
-			v, err = c.Get(t.Context(), 1)
-			require.NoError(t, err)
-			require.Equal(t, int64(1), v, "on error")
-			require.NoError(t, c.Invalidate(t.Context(), 1))
-			_, err = c.Get(t.Context(), 1)
-			require.ErrorIs(t, err, errLoad)
-			require.NoError(t, c.Close())
-		}
-	})
+				// An invalidation ends the pause, because there is no value left to serve.
+				time.Sleep(2 * time.Minute)
+				failing.Store(true)
+				require.Equal(t, 1, mustGet(t, c, 1))
+				require.NoError(t, c.Invalidate(t.Context(), 1))
+				_, err := c.Get(t.Context(), 1)
+				require.ErrorIs(t, err, errLoad)
+				failing.Store(false)
+				require.Equal(t, 1, mustGet(t, c, 1))
+				require.Equal(t, int64(4), c.Stats().Failed)
+				require.Equal(t, int64(3), c.Stats().Loaded)
+				require.Zero(t, c.Tracked())
+			})
+		})
+	}
 }

@@ -230,27 +230,6 @@ func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 	all.Wait()
 }
 
-// When a shard's pause is over, one call tries the shard, and the other calls skip it.
-func TestOneCallProbesDownShard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		conn := newFakeStore().connect()
-		conn.hangs = 250 * time.Millisecond
-		conn.breakShard("3", true)
-		c := newCache(t, config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Second})
-		mustGet(t, c, 3)
-		for range 3 {
-			time.Sleep(time.Second) // exactly
-			asked := conn.called("Acquire")
-			var all sync.WaitGroup
-			for i := range 10 {
-				all.Go(func() { mustGet(t, c, 10*i+3) })
-			}
-			all.Wait()
-			require.Equal(t, asked+1, conn.called("Acquire"))
-		}
-	})
-}
-
 // Fences that could not be taken down are taken down later, of one key the last ones.
 func TestFencesAreRemovedLater(t *testing.T) {
 	for writes, unfenced := range map[int]int{3: 3, 100: 100, 150: 50} {

@@ -2,7 +2,6 @@ package cacheaside_test
 
 import (
 	"context"
-	"encoding"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -95,40 +94,4 @@ func (b *brittle) UnmarshalText(text []byte) error {
 		panic("cannot be read")
 	}
 	return nil
-}
-
-func TestLossyJSONRequiresCodec(t *testing.T) {
-	type (
-		deep   struct{ A struct{ B []any } }
-		tagged struct {
-			A int
-			F func() `json:"-"`
-		}
-		list   []list
-		key    struct{ A int }
-		name   string
-		secret struct{ a int }
-	)
-	_ = secret{}.a
-	needsCodec[map[string]any](t, true)
-	needsCodec[[]any](t, true)
-	needsCodec[map[string][]any](t, true)
-	needsCodec[deep](t, true)
-	needsCodec[map[key]int](t, true)
-	needsCodec[struct{ Err error }](t, true)
-	needsCodec[struct {
-		Name string
-		age  int
-	}](t, true)
-	needsCodec[struct{ secret }](t, true)
-	needsCodec[struct{ name }](t, true)
-	needsCodec[map[encoding.TextMarshaler]int](t, true)
-	needsCodec[struct {
-		key
-		_ [0]func() // cannot be compared
-	}](t, false)
-	needsCodec[tagged](t, false)
-	needsCodec[list](t, false)
-	needsCodec[map[int]map[string][]byte](t, false)
-	needsCodec[map[string]recurse](t, false)
 }

@@ -1,7 +1,6 @@
 package cacheaside_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -13,19 +12,10 @@ import (
 )
 
 // hanging returns a cache whose Store answers each call after 250ms with an error. Its keys are in 64 shards.
-func hanging(src *source) (*cacheaside.Cache[int, int], *fakeConn) {
+func hanging(t *testing.T) (*cacheaside.Cache[int, int], *fakeConn) {
 	conn := newFakeStore().connect()
 	conn.hangs, conn.failing = 250*time.Millisecond, true
-	return cacheaside.New(cacheaside.Config[int, int]{
-		Load: src.load, Store: spread{unwatched{conn}},
-		LoadMany: func(ctx context.Context, keys []int) (map[int]int, error) {
-			values := map[int]int{}
-			for _, key := range keys {
-				values[key], _ = src.load(ctx, key)
-			}
-			return values, nil
-		},
-	}), conn
+	return newCache(t, config{Load: identity, LoadMany: identities, Store: spread{unwatched{conn}}}), conn
 }
 
 // A spread is a Store with a shard for each of 64 keys.
@@ -69,8 +59,7 @@ func TestHangingStoreKeepsTwoWaiting(t *testing.T) {
 		for _, refused := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", refused before ", refused), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					c, conn := hanging(newSource())
-					defer c.Close()
+					c, conn := hanging(t)
 					if hangs := conn.hangs; refused { // as when a process has died, and then its machine
 						conn.hangs = 0
 						for key := range 60 {

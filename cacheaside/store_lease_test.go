@@ -85,35 +85,6 @@ func TestFirstFillWins(t *testing.T) {
 	})
 }
 
-// A value that was invalidated during its load is not kept, regardless of the lease.
-func TestInvalidationAffectsAllLoadsInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		var version atomic.Int64
-		var caches []*cacheaside.Cache[int, int64]
-		for range 3 {
-			c := newCache(t, cacheaside.Config[int, int64]{
-				Load: func(context.Context, int) (int64, error) {
-					defer time.Sleep(10 * time.Second)
-					return version.Load(), nil
-				},
-				Store: unwatched{shared.connect()},
-			})
-			caches = append(caches, c)
-		}
-		var wg sync.WaitGroup
-		for _, c := range caches {
-			wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
-		}
-		time.Sleep(8 * time.Second) // each load has started
-		version.Store(1)
-		require.NoError(t, shared.connect().Invalidate(t.Context(), "1"))
-		wg.Wait()
-		require.Equal(t, int64(1), mustGet(t, caches[0], 1))
-		require.Equal(t, int64(3), caches[0].Stats().Overtaken+caches[1].Stats().Overtaken+caches[2].Stats().Overtaken)
-	})
-}
-
 // Memory does not cache a value that was invalidated in the Store, even if the message is lost.
 func TestInvalidatedFillIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

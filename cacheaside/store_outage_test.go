@@ -170,78 +170,6 @@ func TestDownShardIsOneOutage(t *testing.T) {
 	})
 }
 
-// While memory is not used because the subscription is lost, a stale value in the Store is served as it would be from
-// memory.
-func TestStaleStoreValueWhileWatchIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		lost := make(chan struct{})
-		var mode atomic.Value
-		mode.Store("ok")
-		var loads atomic.Int64
-		c := newCache(t, cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
-			ErrorPause: 10 * time.Second,
-			Load: func(context.Context, int) (int, error) {
-				loads.Add(1)
-				switch mode.Load() {
-				case "fails":
-					return 0, errLoad
-				case "slow":
-					time.Sleep(time.Second)
-				}
-				return 1, nil
-			},
-			Store: deaf{shared.connect(), lost},
-		})
-		synctest.Wait()
-		mustGet(t, c, 1)
-		mustGet(t, c, 2)
-		close(lost)
-		time.Sleep(2 * time.Minute)
-		_, ok := c.Peek(1)
-		require.False(t, ok)
-		mode.Store("slow")
-		start := time.Now()
-		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Equal(t, 100*time.Millisecond, time.Since(start))
-		time.Sleep(2 * time.Second)
-		mode.Store("fails")
-		loads.Store(0)
-		for range 10 {
-			require.Equal(t, 1, mustGet(t, c, 2))
-		}
-		require.Equal(t, int64(1), loads.Load(), "no load during the pause")
-		require.NoError(t, c.Invalidate(t.Context(), 2))
-		_, err := c.Get(t.Context(), 2)
-		require.ErrorIs(t, err, errLoad)
-	})
-}
-
-// A deaf Store works, but its subscription is lost permanently.
-type deaf struct {
-	cacheaside.Store
-	lost chan struct{}
-}
-
-func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
-	select {
-	case <-d.lost:
-		return errStore
-	default:
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-d.lost:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return d.Store.Watch(ctx, up, heard)
-}
-
 // A Store that returns too few responses fails no call.
 func TestIncompleteStoreResponseIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -274,30 +202,6 @@ func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]ca
 }
 
 func (mumbling) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, nil }
-
-// An InvalidateAll that did not reach the Store is reported, and retried later.
-func TestLostInvalidateAllIsRetried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log eventLog
-		shared, src := newFakeStore(), newSource()
-		conn := shared.connect()
-		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: conn})
-		c.Observe(log.add)
-		synctest.Wait()
-		mustGet(t, c, 1)
-		conn.fail()
-		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrNotPropagated)
-		require.Equal(t, 1, log.count(cacheaside.EventNotPropagated))
-		require.EqualValues(t, 1, c.Stats().PendingInvalidations)
-		mustGet(t, c, 1)
-		require.Equal(t, 2, src.loaded(1))
-		conn.recover()
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		require.Zero(t, c.Stats().PendingInvalidations)
-		mustGet(t, c, 1)
-	})
-}
 
 // Shards that stay down, and an InvalidateAll that keeps failing, do not delay the invalidations of a shard that works
 // again.

@@ -47,7 +47,7 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 					}
 					var log eventLog
 					open := func() *cacheaside.Cache[int, string] {
-						c := cacheaside.New(cacheaside.Config[int, string]{
+						c := newCache(t, cacheaside.Config[int, string]{
 							Store: picky{unwatched{shared.connect()}, takes}, ReplicaLag: lag, LoadMany: many,
 							Load: func(ctx context.Context, key int) (string, error) {
 								values, err := many(ctx, []int{key})
@@ -59,8 +59,6 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 					}
 					keys := []int{11, 201, 21, 1001, 1} // in one shard; 201 and 1001 are refused
 					a, b := open(), open()
-					defer a.Close()
-					defer b.Close()
 					values, err := a.GetMany(t.Context(), keys)
 					require.NoError(t, err)
 					require.Len(t, values, len(keys))

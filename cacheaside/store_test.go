@@ -137,20 +137,20 @@ func TestMessagesInvalidateFlights(t *testing.T) {
 }
 
 func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
-	for _, capacity := range []int{0, -1} {
-		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
+	for tier, processes := range map[string]int{"memory": 1, "both": 10, "store": 10} {
+		t.Run(tier, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shared := newFakeStore()
 				var loads atomic.Int64
 				var wg sync.WaitGroup
-				for range 10 {
+				for range processes {
 					c := newCache(t, cacheaside.Config[int, int]{
 						Load: func(context.Context, int) (int, error) {
 							loads.Add(1)
 							time.Sleep(2 * time.Second)
 							return 7, nil
 						},
-						Store: watchedIf(capacity == 0, shared.connect()),
+						Store: shared.tier(tier),
 					})
 					for range 100 {
 						wg.Go(func() {
@@ -504,34 +504,9 @@ func (f flaky) Unfence(ctx context.Context, key, token string) error {
 	return f.Store.Unfence(ctx, key, token)
 }
 
-// A pending invalidation leaves the stale value in the Store. The process does not read it from there until the
-// invalidation has reached the Store.
+// If only the invalidation fails, the Store still has the stale value. The process does not read it from there until
+// the invalidation has reached the Store.
 func TestPendingKeySkipsStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared, src := newFakeStore(), newSource()
-		var failing atomic.Bool
-		c := newCache(t, cacheaside.Config[int, int]{
-			Load: src.load, ErrorPause: time.Minute,
-			Store: flaky{shared.connect(), func(call string) bool { return call == "Unfence" && failing.Load() }},
-		})
-		other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		synctest.Wait()
-		mustGet(t, c, 1)
-		failing.Store(true)
-		require.NoError(t, c.Write(t.Context(), 1, src.write(1)),
-			"the invalidation is pending, and the fence is in place until then")
-		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
-		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Equal(t, 1, mustGet(t, other, 1), "the fence is still in place: others read the source as well")
-		failing.Store(false)
-		time.Sleep(2 * time.Minute)
-		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Zero(t, c.Stats().PendingInvalidations)
-	})
-}
-
-// The same if only the invalidation fails, and the Store returns the stale value immediately.
-func TestPendingKeySkipsWorkingStore(t *testing.T) {
 	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1) },
 		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1) },
@@ -541,20 +516,24 @@ func TestPendingKeySkipsWorkingStore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shared, src := newFakeStore(), newSource()
 				var failing atomic.Bool
+				var log eventLog
 				c := newCache(t, cacheaside.Config[int, int]{
 					Load: src.load, ErrorPause: cacheaside.None,
 					Store: flaky{shared.connect(), func(call string) bool {
 						return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
 					}},
 				})
+				c.Observe(log.add)
 				synctest.Wait()
 				mustGet(t, c, 1)
 				failing.Store(true)
 				for want := 1; want <= 3; want++ {
 					require.NoError(t, src.write(1)(t.Context()))
 					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotPropagated)
+					require.Equal(t, want, log.count(cacheaside.EventNotPropagated))
 					require.Equal(t, want, mustGet(t, c, 1))
 					time.Sleep(time.Second) // it is retried, without success
+					require.EqualValues(t, 1, c.Stats().PendingInvalidations)
 				}
 				failing.Store(false)
 				time.Sleep(time.Second)
@@ -601,32 +580,6 @@ func TestFinishedFlightIsSeenUnderLock(t *testing.T) {
 		require.Equal(t, 1, src.loaded(1))
 		require.Equal(t, int64(1), c.Stats().Misses)
 		require.Equal(t, int64(1), c.Stats().Hits)
-	})
-}
-
-func TestFillAndReleaseMayFail(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var fail atomic.Bool
-		var log eventLog
-		c := newCache(t, cacheaside.Config[int, int]{
-			Load: func(context.Context, int) (int, error) {
-				if fail.Load() {
-					return 0, errLoad
-				}
-				return 1, nil
-			},
-			Store: flaky{newFakeStore().connect(), func(string) bool { return true }},
-		})
-		c.Observe(log.add)
-		synctest.Wait()
-		require.Equal(t, 1, mustGet(t, c, 1))
-		synctest.Wait() // a caller gets its value before the lease is released
-		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
-		require.Contains(t, log.events, cacheaside.Event{Kind: cacheaside.EventStoreLost, Err: errStore})
-		fail.Store(true)
-		time.Sleep(2 * time.Second)
-		_, err := c.Get(t.Context(), 2)
-		require.ErrorIs(t, err, errLoad)
 	})
 }
 
@@ -713,21 +666,6 @@ func TestStaleValuePausesStoreLookups(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		require.Equal(t, 9, shared.called("Acquire")-before, "each 100 ms")
-	})
-}
-
-// A value that is no longer fresh when its load returns has nothing to store.
-func TestExpiredValueIsNotStored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		c := newCache(t, cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second,
-			Load: func(context.Context, int) (int, error) {
-				time.Sleep(2 * time.Second)
-				return 1, nil
-			}})
-		mustGet(t, c, 1)
-		require.Zero(t, shared.called("Fill"))
-		require.Equal(t, 1, shared.called("Release"))
 	})
 }
 

@@ -12,49 +12,6 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// Without memory, the stale value is in the Store, and the pause after a failed load also applies to it.
-func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		var loads atomic.Int64
-		var failing atomic.Bool
-		var log eventLog
-		c := newCache(t, cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
-			Load: func(context.Context, int) (int, error) {
-				loads.Add(1)
-				if failing.Load() {
-					return 0, errLoad
-				}
-				return 1, nil
-			},
-			Store: unwatched{shared.connect()},
-		})
-		c.Observe(log.add)
-		mustGet(t, c, 1)
-		time.Sleep(2 * time.Minute)
-		failing.Store(true)
-		for range 100 {
-			require.Equal(t, 1, mustGet(t, c, 1))
-		}
-		require.Equal(t, int64(2), loads.Load())
-		require.Equal(t, int64(100), c.Stats().Stale)
-		require.Equal(t, 100, log.count(cacheaside.EventServedStale))
-		time.Sleep(10 * time.Second)
-		mustGet(t, c, 1)
-		require.Equal(t, int64(3), loads.Load())
-
-		// An invalidation ends the pause, because there is no value left to serve.
-		require.NoError(t, shared.connect().Invalidate(t.Context(), "1"))
-		_, err := c.Get(t.Context(), 1)
-		require.ErrorIs(t, err, errLoad)
-		require.Equal(t, int64(4), loads.Load())
-		failing.Store(false)
-		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Zero(t, c.Tracked())
-	})
-}
-
 // Without ErrorPause, memory does not cache a stale value of the Store, which may have a new value by now.
 func TestStaleStoreValueUncachedWithoutPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

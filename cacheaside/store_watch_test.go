@@ -14,24 +14,6 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// An outage of the Store is one of memory.
-func TestMemoryInAnOutageOfTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		conn := newFakeStore().connect()
-		c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: conn, TTL: time.Minute,
-			Jitter: cacheaside.None})
-		synctest.Wait()
-		mustGet(t, c, 1)
-		conn.fail()
-		synctest.Wait()
-		for range 100 {
-			mustGet(t, c, 1)
-		}
-		require.Equal(t, 101, src.loaded(1))
-	})
-}
-
 func TestEventsOfTheSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog

@@ -57,8 +57,9 @@ func TestUpdateKeepsEntriesAndTheirTimes(t *testing.T) {
 
 func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 	c := newCache(t, config{Load: identity, Capacity: 1000})
-	for i := range 1000 {
+	for i := range 2000 {
 		mustGet(t, c, i)
+		require.LessOrEqual(t, c.Stats().Entries, int64(1000))
 	}
 	before := c.Stats().Entries
 	require.Greater(t, before, int64(900))
@@ -239,13 +240,26 @@ func TestUpdateUnderLoad(t *testing.T) {
 
 func TestObserveUntilStop(t *testing.T) {
 	var told []string
-	c := newCache(t, config{Name: "users", Load: identity})
+	c := newCache(t, config{Name: "users", Load: func(_ context.Context, key int) (int, error) {
+		if key == 4 {
+			return 0, errLoad
+		}
+		return key, nil
+	}})
 	var last cacheaside.Event
-	stopA := c.Observe(func(_ context.Context, e cacheaside.Event) { told, last = append(told, "a"), e })
+	stopA := c.Observe(func(ctx context.Context, e cacheaside.Event) {
+		_ = c.Invalidate(ctx, 99) // an observer may call the Cache
+		told, last = append(told, "a"), e
+	})
 	stopB := c.Observe(func(context.Context, cacheaside.Event) { told = append(told, "b") })
 	mustGet(t, c, 1)
 	require.Equal(t, []string{"a", "b"}, told)
 	require.Equal(t, cacheaside.Event{Kind: cacheaside.EventLoaded, Name: "users", Key: 1, Took: last.Took}, last)
+	_, err := c.Get(t.Context(), 4)
+	require.ErrorIs(t, err, errLoad)
+	require.Equal(t, cacheaside.Event{Kind: cacheaside.EventLoadFailed, Name: "users", Key: 4, Err: errLoad,
+		Took: last.Took}, last)
+	told = told[:2]
 	stopA()
 	mustGet(t, c, 2)
 	require.Equal(t, []string{"a", "b", "b"}, told)
