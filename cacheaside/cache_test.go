@@ -129,37 +129,35 @@ func TestInvalidatedLoadNeverWrites(t *testing.T) {
 			return c.Write(context.Background(), 1, func(context.Context) error { return nil })
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var version atomic.Int64
-				version.Store(1)
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: func(ctx context.Context, key int) (int, error) {
-						v := version.Load()
-						time.Sleep(time.Second)
-						return int(v), nil
-					},
-				})
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					if v, err := c.Get(t.Context(), 1); err != nil || v != 1 {
-						t.Errorf("a caller from before the invalidation gets the loaded value: %d, %v", v, err)
-					}
-				})
-				synctest.Wait()
-				version.Store(2)
-				require.NoError(t, invalidate(c))
-				wg.Go(func() {
-					if v, err := c.Get(t.Context(), 1); err != nil || v != 2 {
-						t.Errorf("a caller from after the invalidation gets the new value: %d, %v", v, err)
-					}
-				})
-				wg.Wait()
-				v, err := c.Get(t.Context(), 1)
-				require.NoError(t, err)
-				require.Equal(t, 2, v)
-				require.Equal(t, int64(1), c.Stats().Overtaken)
+		bubble(t, name, func(t *testing.T) {
+			var version atomic.Int64
+			version.Store(1)
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: func(ctx context.Context, key int) (int, error) {
+					v := version.Load()
+					time.Sleep(time.Second)
+					return int(v), nil
+				},
 			})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), 1); err != nil || v != 1 {
+					t.Errorf("a caller from before the invalidation gets the loaded value: %d, %v", v, err)
+				}
+			})
+			synctest.Wait()
+			version.Store(2)
+			require.NoError(t, invalidate(c))
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), 1); err != nil || v != 2 {
+					t.Errorf("a caller from after the invalidation gets the new value: %d, %v", v, err)
+				}
+			})
+			wg.Wait()
+			v, err := c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, 2, v)
+			require.Equal(t, int64(1), c.Stats().Overtaken)
 		})
 	}
 }

@@ -70,40 +70,38 @@ func TestCapacityBoundsWeights(t *testing.T) {
 		"memory": func() cacheaside.Store { return nil },
 		"store":  func() cacheaside.Store { return newFakeStore().connect() },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared := store()
-				open := func() *cacheaside.Cache[int, string] {
-					return cacheaside.New(cacheaside.Config[int, string]{
-						Capacity: 1000, Store: shared,
-						Weight: func(_ int, value string) int { return len(value) },
-						Load: func(_ context.Context, key int) (string, error) {
-							if key < 0 {
-								return "", cacheaside.ErrNotFound
-							}
-							return strings.Repeat("x", key), nil
-						},
-					})
-				}
-				for range 2 { // the second one has its values from the Store
-					c := open()
-					synctest.Wait()
-					for range 3 {
-						for key := 91; key < 110; key++ {
-							mustGet(t, c, key)
+		bubble(t, name, func(t *testing.T) {
+			shared := store()
+			open := func() *cacheaside.Cache[int, string] {
+				return cacheaside.New(cacheaside.Config[int, string]{
+					Capacity: 1000, Store: shared,
+					Weight: func(_ int, value string) int { return len(value) },
+					Load: func(_ context.Context, key int) (string, error) {
+						if key < 0 {
+							return "", cacheaside.ErrNotFound
 						}
+						return strings.Repeat("x", key), nil
+					},
+				})
+			}
+			for range 2 { // the second one has its values from the Store
+				c := open()
+				synctest.Wait()
+				for range 3 {
+					for key := 91; key < 110; key++ {
+						mustGet(t, c, key)
 					}
-					require.LessOrEqual(t, c.Stats().Entries, int64(10))
-					require.GreaterOrEqual(t, c.Stats().Entries, int64(8))
-					mustGet(t, c, 1001)
-					_, ok := c.Peek(1001)
-					require.False(t, ok, "heavier than Capacity")
-					require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, string]) { cfg.Capacity = 200 }))
-					mustGet(t, c, 100)
-					require.LessOrEqual(t, c.Stats().Entries, int64(2))
-					require.NoError(t, c.Close())
 				}
-			})
+				require.LessOrEqual(t, c.Stats().Entries, int64(10))
+				require.GreaterOrEqual(t, c.Stats().Entries, int64(8))
+				mustGet(t, c, 1001)
+				_, ok := c.Peek(1001)
+				require.False(t, ok, "heavier than Capacity")
+				require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, string]) { cfg.Capacity = 200 }))
+				mustGet(t, c, 100)
+				require.LessOrEqual(t, c.Stats().Entries, int64(2))
+				require.NoError(t, c.Close())
+			}
 		})
 	}
 }

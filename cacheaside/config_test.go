@@ -341,22 +341,20 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 // a value with a TTL of zero.
 func TestExpiredValueIsNotCached(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"already expired": 0, "expires with the load": time.Second} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared := newFakeStore()
-				c := newCache(t, cacheaside.Config[int, int]{
-					Store: shared.connect(),
-					Load: func(ctx context.Context, k int) (int, error) {
-						cacheaside.SetTTL(ctx, ttl)
-						time.Sleep(time.Second)
-						return k, nil
-					}})
-				synctest.Wait()
-				mustGet(t, c, 1)
-				require.Zero(t, c.Stats().Entries)
-				require.Zero(t, shared.called("Fill"))
-				require.Equal(t, 1, shared.called("Release"))
-			})
+		bubble(t, name, func(t *testing.T) {
+			shared := newFakeStore()
+			c := newCache(t, cacheaside.Config[int, int]{
+				Store: shared.connect(),
+				Load: func(ctx context.Context, k int) (int, error) {
+					cacheaside.SetTTL(ctx, ttl)
+					time.Sleep(time.Second)
+					return k, nil
+				}})
+			synctest.Wait()
+			mustGet(t, c, 1)
+			require.Zero(t, c.Stats().Entries)
+			require.Zero(t, shared.called("Fill"))
+			require.Equal(t, 1, shared.called("Release"))
 		})
 	}
 }

@@ -21,58 +21,56 @@ import (
 // A load that fails fails for all callers that wait for it, in every process. No caller waits for several loads.
 func TestFailedLoadFailsWaitersEverywhere(t *testing.T) {
 	for name, old := range map[string]bool{"nothing to serve": false, "with a stale value": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const takes = 2 * time.Second
-				shared := newFakeStore()
-				var failing atomic.Bool
-				var loads atomic.Int64
-				var caches []*cacheaside.Cache[int, int]
-				for range 12 {
-					c := newCache(t, cacheaside.Config[int, int]{
-						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second,
-						Store: shared.connect(),
-						Load: func(context.Context, int) (int, error) {
-							if failing.Load() {
-								loads.Add(1)
-								time.Sleep(takes)
-								return 0, errLoad
-							}
-							return 1, nil
-						},
-					})
-					caches = append(caches, c)
-				}
-				synctest.Wait()
-				if old {
-					mustGet(t, caches[0], 1)
-					time.Sleep(2 * time.Minute)
-				}
-				failing.Store(true)
-				begun := time.Now()
-				var wg sync.WaitGroup
-				for i, c := range caches {
-					wg.Go(func() {
-						time.Sleep(time.Duration(i) * 10 * time.Millisecond)
-						v, err := c.Get(t.Context(), 1)
-						if old && (err != nil || v != 1) || !old && err == nil {
-							t.Errorf("process %d: %d, %v", i, v, err)
+		bubble(t, name, func(t *testing.T) {
+			const takes = 2 * time.Second
+			shared := newFakeStore()
+			var failing atomic.Bool
+			var loads atomic.Int64
+			var caches []*cacheaside.Cache[int, int]
+			for range 12 {
+				c := newCache(t, cacheaside.Config[int, int]{
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second,
+					Store: shared.connect(),
+					Load: func(context.Context, int) (int, error) {
+						if failing.Load() {
+							loads.Add(1)
+							time.Sleep(takes)
+							return 0, errLoad
 						}
-					})
-				}
-				wg.Wait()
-				require.LessOrEqual(t, time.Since(begun), takes*3/2, "the slowest process")
-				require.Equal(t, int64(1), loads.Load())
-				if old { // during the pause, no process loads again
-					for _, c := range caches {
-						mustGet(t, c, 1)
+						return 1, nil
+					},
+				})
+				caches = append(caches, c)
+			}
+			synctest.Wait()
+			if old {
+				mustGet(t, caches[0], 1)
+				time.Sleep(2 * time.Minute)
+			}
+			failing.Store(true)
+			begun := time.Now()
+			var wg sync.WaitGroup
+			for i, c := range caches {
+				wg.Go(func() {
+					time.Sleep(time.Duration(i) * 10 * time.Millisecond)
+					v, err := c.Get(t.Context(), 1)
+					if old && (err != nil || v != 1) || !old && err == nil {
+						t.Errorf("process %d: %d, %v", i, v, err)
 					}
-					require.Equal(t, int64(1), loads.Load())
-				} else { // the failure does not affect later calls
-					failing.Store(false)
-					require.Equal(t, 1, mustGet(t, caches[5], 1))
+				})
+			}
+			wg.Wait()
+			require.LessOrEqual(t, time.Since(begun), takes*3/2, "the slowest process")
+			require.Equal(t, int64(1), loads.Load())
+			if old { // during the pause, no process loads again
+				for _, c := range caches {
+					mustGet(t, c, 1)
 				}
-			})
+				require.Equal(t, int64(1), loads.Load())
+			} else { // the failure does not affect later calls
+				failing.Store(false)
+				require.Equal(t, 1, mustGet(t, caches[5], 1))
+			}
 		})
 	}
 }
@@ -154,44 +152,42 @@ func TestLagLimitsReplicaReads(t *testing.T) {
 			if name == "in another process" && !store {
 				continue
 			}
-			t.Run(name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var row, replica, loads atomic.Int64
-					cfg := cacheaside.Config[int, int]{
-						TTL: time.Hour, Jitter: cacheaside.None, StaleIfError: time.Hour, ReplicaLag: lag,
-						Load: func(context.Context, int) (int, error) { loads.Add(1); return int(replica.Load()), nil },
+			bubble(t, name, func(t *testing.T) {
+				var row, replica, loads atomic.Int64
+				cfg := cacheaside.Config[int, int]{
+					TTL: time.Hour, Jitter: cacheaside.None, StaleIfError: time.Hour, ReplicaLag: lag,
+					Load: func(context.Context, int) (int, error) { loads.Add(1); return int(replica.Load()), nil },
+				}
+				shared := newFakeStore()
+				open := func() cache {
+					if store {
+						cfg.Store = shared.connect()
 					}
-					shared := newFakeStore()
-					open := func() cache {
-						if store {
-							cfg.Store = shared.connect()
-						}
-						return newCache(t, cfg)
-					}
-					c, other := open(), open()
-					synctest.Wait()
-					time.Sleep(time.Minute) // a new Cache does not know about changes just before it was created
-					require.Equal(t, 0, mustGet(t, c, 1))
-					change(t, c, other, func(context.Context) error {
-						row.Add(1)
-						go func() {
-							time.Sleep(lag - 1)
-							replica.Store(row.Load())
-						}()
-						return nil
-					})
-					time.Sleep(lag / 2)
-					require.Equal(t, 0, mustGet(t, c, 1), "it is served")
-					before := loads.Load()
-					mustGet(t, c, 1)
-					require.Equal(t, before, loads.Load(), "cached again")
-					time.Sleep(lag / 2)
-					require.Equal(t, 1, mustGet(t, c, 1), "it expired after ReplicaLag")
-					before = loads.Load()
-					time.Sleep(30 * time.Minute)
-					require.Equal(t, 1, mustGet(t, c, 1))
-					require.Equal(t, before, loads.Load(), "a later load has the whole TTL")
+					return newCache(t, cfg)
+				}
+				c, other := open(), open()
+				synctest.Wait()
+				time.Sleep(time.Minute) // a new Cache does not know about changes just before it was created
+				require.Equal(t, 0, mustGet(t, c, 1))
+				change(t, c, other, func(context.Context) error {
+					row.Add(1)
+					go func() {
+						time.Sleep(lag - 1)
+						replica.Store(row.Load())
+					}()
+					return nil
 				})
+				time.Sleep(lag / 2)
+				require.Equal(t, 0, mustGet(t, c, 1), "it is served")
+				before := loads.Load()
+				mustGet(t, c, 1)
+				require.Equal(t, before, loads.Load(), "cached again")
+				time.Sleep(lag / 2)
+				require.Equal(t, 1, mustGet(t, c, 1), "it expired after ReplicaLag")
+				before = loads.Load()
+				time.Sleep(30 * time.Minute)
+				require.Equal(t, 1, mustGet(t, c, 1))
+				require.Equal(t, before, loads.Load(), "a later load has the whole TTL")
 			})
 		}
 	}
@@ -248,29 +244,27 @@ func TestLagLimitsConcurrentLoads(t *testing.T) {
 		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1, 2) },
 		"InvalidateAll": func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(ctx) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				loads := 0
-				c := newCache(t, cacheaside.Config[int, int]{
-					TTL: time.Hour, Jitter: cacheaside.None, ReplicaLag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
-					Load: func(context.Context, int) (int, error) { loads++; return loads, nil },
-				})
-				synctest.Wait()
-				time.Sleep(time.Minute)
-				told := make(chan error, 1)
-				go func() { told <- change(t.Context(), c) }()
-				time.Sleep(100 * time.Millisecond)
-				if name == "Write" {
-					time.Sleep(6 * time.Second) // a second for the fence
-				}
-				require.Empty(t, told)
-				require.Equal(t, 1, mustGet(t, c, 1))
-				time.Sleep(time.Second)
-				require.NoError(t, <-told)
-				require.Equal(t, 1, mustGet(t, c, 1), "the value of the Store")
-				time.Sleep(2 * time.Second)
-				require.Equal(t, 2, mustGet(t, c, 1))
+		bubble(t, name, func(t *testing.T) {
+			loads := 0
+			c := newCache(t, cacheaside.Config[int, int]{
+				TTL: time.Hour, Jitter: cacheaside.None, ReplicaLag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
+				Load: func(context.Context, int) (int, error) { loads++; return loads, nil },
 			})
+			synctest.Wait()
+			time.Sleep(time.Minute)
+			told := make(chan error, 1)
+			go func() { told <- change(t.Context(), c) }()
+			time.Sleep(100 * time.Millisecond)
+			if name == "Write" {
+				time.Sleep(6 * time.Second) // a second for the fence
+			}
+			require.Empty(t, told)
+			require.Equal(t, 1, mustGet(t, c, 1))
+			time.Sleep(time.Second)
+			require.NoError(t, <-told)
+			require.Equal(t, 1, mustGet(t, c, 1), "the value of the Store")
+			time.Sleep(2 * time.Second)
+			require.Equal(t, 2, mustGet(t, c, 1))
 		})
 	}
 }

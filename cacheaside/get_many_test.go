@@ -60,28 +60,26 @@ func (m *many) one(context.Context, int) (int, error) {
 
 func TestGetManyLoadsMissingKeysTogether(t *testing.T) {
 	for _, tier := range []string{"memory", "both", "store"} {
-		t.Run(tier, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var src many
-				cfg := cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, NotFoundTTL: time.Minute}
-				cfg.Store = newFakeStore().tier(tier)
-				c := newCache(t, cfg)
-				synctest.Wait()
-				start := time.Now()
-				got, err := c.GetMany(t.Context(), []int{1, 2, 2, 100})
-				require.NoError(t, err)
-				require.Equal(t, map[int]int{1: 10, 2: 20}, got)
-				got, err = c.GetMany(t.Context(), []int{3, 2, 1, 100})
-				require.NoError(t, err)
-				require.Equal(t, map[int]int{1: 10, 2: 20, 3: 30}, got)
-				require.Equal(t, [][]int{{1, 2, 100}, {3}}, src.asked)
-				require.Equal(t, 2*time.Second, time.Since(start))
-				_, ok := c.Peek(1000)
-				require.False(t, ok)
-				got, err = c.GetMany(t.Context(), nil)
-				require.NoError(t, err)
-				require.Empty(t, got)
-			})
+		bubble(t, tier, func(t *testing.T) {
+			var src many
+			cfg := cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, NotFoundTTL: time.Minute}
+			cfg.Store = newFakeStore().tier(tier)
+			c := newCache(t, cfg)
+			synctest.Wait()
+			start := time.Now()
+			got, err := c.GetMany(t.Context(), []int{1, 2, 2, 100})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 10, 2: 20}, got)
+			got, err = c.GetMany(t.Context(), []int{3, 2, 1, 100})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 10, 2: 20, 3: 30}, got)
+			require.Equal(t, [][]int{{1, 2, 100}, {3}}, src.asked)
+			require.Equal(t, 2*time.Second, time.Since(start))
+			_, ok := c.Peek(1000)
+			require.False(t, ok)
+			got, err = c.GetMany(t.Context(), nil)
+			require.NoError(t, err)
+			require.Empty(t, got)
 		})
 	}
 }
@@ -192,15 +190,13 @@ func TestGetSharesBatchError(t *testing.T) {
 		"does not exist":    fmt.Errorf("users: %w", cacheaside.ErrNotFound),
 		"none of them does": errors.Join(cacheaside.ErrNotFound, cacheaside.ErrNotFound),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				src := many{err: func(context.Context) error { return want }}
-				c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
-				go func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) }()
-				synctest.Wait()
-				_, err := c.Get(t.Context(), 2)
-				require.Equal(t, want, err)
-			})
+		bubble(t, name, func(t *testing.T) {
+			src := many{err: func(context.Context) error { return want }}
+			c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+			go func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) }()
+			synctest.Wait()
+			_, err := c.Get(t.Context(), 2)
+			require.Equal(t, want, err)
 		})
 	}
 }
@@ -214,31 +210,29 @@ func TestErrorJoinedWithErrNotFoundIsFailure(t *testing.T) {
 		"nested":  errors.Join(errors.Join(absent, errLoad), absent),
 		"wrapped": fmt.Errorf("users: %w", errors.Join(absent, errLoad)),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var judged error
-				src := many{err: func(context.Context) error { return err }}
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: src.one, LoadMany: src.load, NotFoundTTL: time.Hour,
-					Middleware: func(next func(context.Context) error) func(context.Context) error {
-						return func(ctx context.Context) error {
-							judged = next(ctx)
-							return judged
-						}
-					},
-				})
-				_, got := c.GetMany(t.Context(), []int{1, 2})
-				require.ErrorIs(t, got, errLoad)
-				require.NotErrorIs(t, got, cacheaside.ErrNotFound, "it is unknown which of the keys does not exist")
-				require.Equal(t, int64(2), c.Stats().Failed)
-				require.False(t, behavior.IsAnswered(judged), "to a breaker it is a failure")
-
-				src.err = func(context.Context) error { return errors.Join(absent, absent) }
-				values, got := c.GetMany(t.Context(), []int{1, 2})
-				require.NoError(t, got)
-				require.Empty(t, values)
-				require.Equal(t, int64(2), c.Stats().NotFound)
+		bubble(t, name, func(t *testing.T) {
+			var judged error
+			src := many{err: func(context.Context) error { return err }}
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: src.one, LoadMany: src.load, NotFoundTTL: time.Hour,
+				Middleware: func(next func(context.Context) error) func(context.Context) error {
+					return func(ctx context.Context) error {
+						judged = next(ctx)
+						return judged
+					}
+				},
 			})
+			_, got := c.GetMany(t.Context(), []int{1, 2})
+			require.ErrorIs(t, got, errLoad)
+			require.NotErrorIs(t, got, cacheaside.ErrNotFound, "it is unknown which of the keys does not exist")
+			require.Equal(t, int64(2), c.Stats().Failed)
+			require.False(t, behavior.IsAnswered(judged), "to a breaker it is a failure")
+
+			src.err = func(context.Context) error { return errors.Join(absent, absent) }
+			values, got := c.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, got)
+			require.Empty(t, values)
+			require.Equal(t, int64(2), c.Stats().NotFound)
 		})
 	}
 }
@@ -338,15 +332,13 @@ func TestGetManyReportsEndOfBatchOnce(t *testing.T) {
 			return nil, nil
 		}, true, "cacheaside: [1 2 3]: cacheaside: closed"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCache(t, cacheaside.Config[int, int]{Load: identity, LoadMany: test.loadMany})
-				if test.closes {
-					time.AfterFunc(time.Second, func() { _ = c.Close() })
-				}
-				_, err := c.GetMany(t.Context(), []int{1, 2, 3})
-				require.EqualError(t, err, test.want)
-			})
+		bubble(t, name, func(t *testing.T) {
+			c := newCache(t, cacheaside.Config[int, int]{Load: identity, LoadMany: test.loadMany})
+			if test.closes {
+				time.AfterFunc(time.Second, func() { _ = c.Close() })
+			}
+			_, err := c.GetMany(t.Context(), []int{1, 2, 3})
+			require.EqualError(t, err, test.want)
 		})
 	}
 }
@@ -714,35 +706,33 @@ func TestBatchStartsAfterStoreResponses(t *testing.T) {
 		"the last is missing":       {want: map[int]int{1: 10, 3: 30}, asked: []int{1, 3}},
 		"another process loads one": {busy: 5 * time.Second / 2, want: map[int]int{1: 10, 2: -1, 3: 30}, asked: []int{1, 3}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := newFakeStore()
-				other := newCache(t, cacheaside.Config[int, int]{Store: store.connect(),
-					Load: func(context.Context, int) (int, error) {
-						time.Sleep(tc.busy)
-						return -1, nil
-					}})
+		bubble(t, name, func(t *testing.T) {
+			store := newFakeStore()
+			other := newCache(t, cacheaside.Config[int, int]{Store: store.connect(),
+				Load: func(context.Context, int) (int, error) {
+					time.Sleep(tc.busy)
+					return -1, nil
+				}})
+			synctest.Wait()
+			keys := []int{1, 3}
+			switch {
+			case tc.has:
+				mustGet(t, other, 1)
+			case tc.busy > 0:
+				keys = append(keys, 2)
+				go mustGet(t, other, 2)
 				synctest.Wait()
-				keys := []int{1, 3}
-				switch {
-				case tc.has:
-					mustGet(t, other, 1)
-				case tc.busy > 0:
-					keys = append(keys, 2)
-					go mustGet(t, other, 2)
-					synctest.Wait()
-				}
-				var src many
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: src.one, LoadMany: src.load, Store: unwatched{slowShard{store.connect(), "1", 2 * time.Second}},
-				})
-				begun := time.Now()
-				got, err := c.GetMany(t.Context(), keys)
-				require.NoError(t, err)
-				require.Equal(t, tc.want, got)
-				require.Equal(t, 3*time.Second, time.Since(begun))
-				require.Equal(t, [][]int{tc.asked}, src.asked)
+			}
+			var src many
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: src.one, LoadMany: src.load, Store: unwatched{slowShard{store.connect(), "1", 2 * time.Second}},
 			})
+			begun := time.Now()
+			got, err := c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Equal(t, tc.want, got)
+			require.Equal(t, 3*time.Second, time.Since(begun))
+			require.Equal(t, [][]int{tc.asked}, src.asked)
 		})
 	}
 }

@@ -91,44 +91,42 @@ func TestEachSkipMemoryServesStaleStoreValue(t *testing.T) {
 		"the load is slow, written":        {2 * time.Second, write1, errLoad, 10 * time.Second},
 		"the load is slow, invalidate all": {2 * time.Second, invalidateAll, errLoad, 10 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var takes time.Duration
-				var fault error
-				store := newFakeStore()
-				store.lease = time.Hour
-				c := newCache(t, cacheaside.Config[int, int]{
-					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: test.soft,
-					Store: store.connect(),
-					Load: func(context.Context, int) (int, error) {
-						time.Sleep(takes)
-						return 1, fault
-					},
-				})
-				synctest.Wait()
-				mustGet(t, c, 1)
-				time.Sleep(2 * time.Minute)
-				takes, fault = 10*time.Second, errLoad
-				begun, first := time.Now(), make(chan error)
-				second := make(chan error, 1)
-				skip := func() error {
-					_, source, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
-					require.Equal(t, err == nil, source == cacheaside.SourceStale)
-					return err
-				}
-				go func() { first <- skip() }()
-				synctest.Wait()
-				go func() { second <- skip() }()
-				synctest.Wait()
-				if test.change != nil {
-					require.NoError(t, test.change(c))
-				}
-				require.ErrorIs(t, <-first, test.want)
-				require.Equal(t, test.elapsed, time.Since(begun))
-				if test.want == nil {
-					require.NoError(t, <-second)
-				}
+		bubble(t, name, func(t *testing.T) {
+			var takes time.Duration
+			var fault error
+			store := newFakeStore()
+			store.lease = time.Hour
+			c := newCache(t, cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: test.soft,
+				Store: store.connect(),
+				Load: func(context.Context, int) (int, error) {
+					time.Sleep(takes)
+					return 1, fault
+				},
 			})
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			takes, fault = 10*time.Second, errLoad
+			begun, first := time.Now(), make(chan error)
+			second := make(chan error, 1)
+			skip := func() error {
+				_, source, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+				require.Equal(t, err == nil, source == cacheaside.SourceStale)
+				return err
+			}
+			go func() { first <- skip() }()
+			synctest.Wait()
+			go func() { second <- skip() }()
+			synctest.Wait()
+			if test.change != nil {
+				require.NoError(t, test.change(c))
+			}
+			require.ErrorIs(t, <-first, test.want)
+			require.Equal(t, test.elapsed, time.Since(begun))
+			if test.want == nil {
+				require.NoError(t, <-second)
+			}
 		})
 	}
 }

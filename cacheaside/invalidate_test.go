@@ -66,37 +66,35 @@ func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 			return other.Invalidate(context.Background(), "1")
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared := newFakeStore()
-				l := late{shared.connect(), make(chan struct{}), new(atomic.Bool)}
-				var failing atomic.Bool
-				load := func(context.Context, int) (int, error) {
-					if failing.Load() {
-						return 0, errLoad
-					}
-					return 1, nil
+		bubble(t, name, func(t *testing.T) {
+			shared := newFakeStore()
+			l := late{shared.connect(), make(chan struct{}), new(atomic.Bool)}
+			var failing atomic.Bool
+			load := func(context.Context, int) (int, error) {
+				if failing.Load() {
+					return 0, errLoad
 				}
-				cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load}
-				cfg.Store = shared.connect()
-				first := newCache(t, cfg)
-				cfg.Store = l
-				c := newCache(t, cfg)
-				synctest.Wait()
-				mustGet(t, first, 1)
-				time.Sleep(2 * time.Minute)
-				failing.Store(true)
-				l.on.Store(true)
-				var wg sync.WaitGroup
-				wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
-				synctest.Wait()
-				require.NoError(t, invalidate(c, shared.connect()))
-				l.on.Store(false)
-				close(l.hold)
-				wg.Wait()
-				_, err := c.Get(t.Context(), 1)
-				require.ErrorIs(t, err, errLoad)
-			})
+				return 1, nil
+			}
+			cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load}
+			cfg.Store = shared.connect()
+			first := newCache(t, cfg)
+			cfg.Store = l
+			c := newCache(t, cfg)
+			synctest.Wait()
+			mustGet(t, first, 1)
+			time.Sleep(2 * time.Minute)
+			failing.Store(true)
+			l.on.Store(true)
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
+			synctest.Wait()
+			require.NoError(t, invalidate(c, shared.connect()))
+			l.on.Store(false)
+			close(l.hold)
+			wg.Wait()
+			_, err := c.Get(t.Context(), 1)
+			require.ErrorIs(t, err, errLoad)
 		})
 	}
 }
@@ -172,32 +170,30 @@ func TestChangeDuringRetryStaysPending(t *testing.T) {
 
 func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 	for _, tier := range []string{"memory", "both", "store"} {
-		t.Run(tier, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var loads atomic.Int64
-				var failing atomic.Bool
-				cfg := cacheaside.Config[int, int64]{
-					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Hour,
-					Load: func(context.Context, int) (int64, error) {
-						n := loads.Add(1)
-						if failing.Load() {
-							return 0, errLoad
-						}
-						return n, nil
-					},
-				}
-				cfg.Store = newFakeStore().tier(tier)
-				c := newCache(t, cfg)
-				synctest.Wait()
-				mustGet(t, c, 1)
-				time.Sleep(2 * time.Minute)
-				failing.Store(true)
-				require.Equal(t, int64(1), mustGet(t, c, 1))
-				failing.Store(false)
-				require.Equal(t, int64(1), mustGet(t, c, 1), "the pause")
-				require.NoError(t, c.Expire(t.Context(), 1))
-				require.Equal(t, int64(3), mustGet(t, c, 1))
-			})
+		bubble(t, tier, func(t *testing.T) {
+			var loads atomic.Int64
+			var failing atomic.Bool
+			cfg := cacheaside.Config[int, int64]{
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Hour,
+				Load: func(context.Context, int) (int64, error) {
+					n := loads.Add(1)
+					if failing.Load() {
+						return 0, errLoad
+					}
+					return n, nil
+				},
+			}
+			cfg.Store = newFakeStore().tier(tier)
+			c := newCache(t, cfg)
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			failing.Store(true)
+			require.Equal(t, int64(1), mustGet(t, c, 1))
+			failing.Store(false)
+			require.Equal(t, int64(1), mustGet(t, c, 1), "the pause")
+			require.NoError(t, c.Expire(t.Context(), 1))
+			require.Equal(t, int64(3), mustGet(t, c, 1))
 		})
 	}
 }

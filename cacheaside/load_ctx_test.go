@@ -119,42 +119,40 @@ func TestCallerCancelsDuringObserver(t *testing.T) {
 func TestFinishLoadsWithoutCallers(t *testing.T) {
 	for where, capacity := range map[string]int{"memory": 0, "Store only": -1} {
 		for _, finish := range []bool{false, true} {
-			t.Run(where, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var loads, canceled atomic.Int32
-					cfg := cacheaside.Config[int, int]{
-						FinishLoads: finish,
-						Load: func(ctx context.Context, key int) (int, error) {
-							loads.Add(1)
-							select {
-							case <-time.After(150 * time.Millisecond):
-								return key, nil
-							case <-ctx.Done():
-								canceled.Add(1)
-								return 0, ctx.Err()
-							}
-						},
-					}
-					if capacity < 0 {
-						cfg.Store = unwatched{newFakeStore().connect()}
-					}
-					c := newCache(t, cfg)
-					answers := 0
-					for range 20 {
-						ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-						if _, err := c.Get(ctx, 1); err == nil {
-							answers++
+			bubble(t, where, func(t *testing.T) {
+				var loads, canceled atomic.Int32
+				cfg := cacheaside.Config[int, int]{
+					FinishLoads: finish,
+					Load: func(ctx context.Context, key int) (int, error) {
+						loads.Add(1)
+						select {
+						case <-time.After(150 * time.Millisecond):
+							return key, nil
+						case <-ctx.Done():
+							canceled.Add(1)
+							return 0, ctx.Err()
 						}
-						cancel()
+					},
+				}
+				if capacity < 0 {
+					cfg.Store = unwatched{newFakeStore().connect()}
+				}
+				c := newCache(t, cfg)
+				answers := 0
+				for range 20 {
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					if _, err := c.Get(ctx, 1); err == nil {
+						answers++
 					}
-					if !finish {
-						require.Zero(t, answers)
-						return
-					}
-					require.Equal(t, 19, answers)
-					require.Equal(t, int32(1), loads.Load())
-					require.Zero(t, canceled.Load())
-				})
+					cancel()
+				}
+				if !finish {
+					require.Zero(t, answers)
+					return
+				}
+				require.Equal(t, 19, answers)
+				require.Equal(t, int32(1), loads.Load())
+				require.Zero(t, canceled.Load())
 			})
 		}
 	}
@@ -164,34 +162,32 @@ func TestFinishLoadsWithoutCallers(t *testing.T) {
 // its last caller, even with FinishLoads.
 func TestFinishLoadsCancelsUncachedLoad(t *testing.T) {
 	for name, fenced := range map[string]bool{"overtaken": false, "during a write": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				canceled := make(chan struct{})
-				store := newFakeStore().connect()
-				c := newCache(t, cacheaside.Config[int, int]{FinishLoads: true, Store: store,
-					Load: func(ctx context.Context, key int) (int, error) {
-						<-ctx.Done()
-						close(canceled)
-						return 0, ctx.Err()
-					}})
-				synctest.Wait()
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-				defer cancel()
-				if fenced {
-					_, err := store.Fence(t.Context(), "1", "of another process")
-					require.NoError(t, err)
-				} else {
-					go func() {
-						time.Sleep(time.Second)
-						_ = c.Invalidate(t.Context(), 1)
-					}()
-				}
-				begun := time.Now()
-				_, err := c.Get(ctx, 1)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				<-canceled
-				require.Equal(t, 2*time.Second, time.Since(begun))
-			})
+		bubble(t, name, func(t *testing.T) {
+			canceled := make(chan struct{})
+			store := newFakeStore().connect()
+			c := newCache(t, cacheaside.Config[int, int]{FinishLoads: true, Store: store,
+				Load: func(ctx context.Context, key int) (int, error) {
+					<-ctx.Done()
+					close(canceled)
+					return 0, ctx.Err()
+				}})
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if fenced {
+				_, err := store.Fence(t.Context(), "1", "of another process")
+				require.NoError(t, err)
+			} else {
+				go func() {
+					time.Sleep(time.Second)
+					_ = c.Invalidate(t.Context(), 1)
+				}()
+			}
+			begun := time.Now()
+			_, err := c.Get(ctx, 1)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			<-canceled
+			require.Equal(t, 2*time.Second, time.Since(begun))
 		})
 	}
 }

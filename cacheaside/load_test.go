@@ -56,32 +56,30 @@ func TestPanicWithAnErrorIsAPanic(t *testing.T) {
 		"answer":    forbidden{},
 		"refusal":   refusal{},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				loads := 0
-				c := newCache(t, cacheaside.Config[int, int]{
-					NotFoundTTL: time.Hour,
-					Load:        func(context.Context, int) (int, error) { loads++; panic(value) },
-					LoadMany:    func(context.Context, []int) (map[int]int, error) { loads++; panic(value) },
-				})
-				check := func(err error) {
-					require.ErrorAs(t, err, new(interface{ Stack() []byte }))
-					require.ErrorIs(t, err, value)
-					end := behavior.Read(err)
-					require.Equal(t, behavior.Failed, end.Kind)
-					require.False(t, end.Retryable)
-				}
-				for range 2 {
-					_, err := c.Get(t.Context(), 1)
-					check(err)
-					_, err = c.GetMany(t.Context(), []int{2, 3})
-					check(err)
-				}
-				require.Equal(t, 4, loads, "nothing is cached")
-				s := c.Stats()
-				require.Equal(t, int64(6), s.Panicked)
-				require.Zero(t, s.NotFound+s.Answered+s.Refused+s.Hits)
+		bubble(t, name, func(t *testing.T) {
+			loads := 0
+			c := newCache(t, cacheaside.Config[int, int]{
+				NotFoundTTL: time.Hour,
+				Load:        func(context.Context, int) (int, error) { loads++; panic(value) },
+				LoadMany:    func(context.Context, []int) (map[int]int, error) { loads++; panic(value) },
 			})
+			check := func(err error) {
+				require.ErrorAs(t, err, new(interface{ Stack() []byte }))
+				require.ErrorIs(t, err, value)
+				end := behavior.Read(err)
+				require.Equal(t, behavior.Failed, end.Kind)
+				require.False(t, end.Retryable)
+			}
+			for range 2 {
+				_, err := c.Get(t.Context(), 1)
+				check(err)
+				_, err = c.GetMany(t.Context(), []int{2, 3})
+				check(err)
+			}
+			require.Equal(t, 4, loads, "nothing is cached")
+			s := c.Stats()
+			require.Equal(t, int64(6), s.Panicked)
+			require.Zero(t, s.NotFound+s.Answered+s.Refused+s.Hits)
 		})
 	}
 }
@@ -125,25 +123,23 @@ func TestRefusedLoadHasOwnEvent(t *testing.T) {
 // Cache is.
 func TestPolicyAnswersForLoad(t *testing.T) {
 	for name, answer := range map[string]error{"refused": refusal{}, "not found": cacheaside.ErrNotFound} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var log eventLog
-				c := newCache(t, cacheaside.Config[int, int]{
-					NotFoundTTL: time.Minute,
-					Load:        func(context.Context, int) (int, error) { return 1, nil },
-					Middleware: func(func(context.Context) error) func(context.Context) error {
-						return func(context.Context) error { return answer }
-					},
-				})
-				c.Observe(log.add)
-				time.Sleep(time.Hour)
-				_, err := c.Get(t.Context(), 1)
-				require.Equal(t, answer, err)
-				require.Len(t, log.events, 1)
-				require.Zero(t, log.events[0].Took)
-				_, _ = c.Get(t.Context(), 1)
-				require.Equal(t, c.Stats().NotFound, c.Stats().Hits, "remembered")
+		bubble(t, name, func(t *testing.T) {
+			var log eventLog
+			c := newCache(t, cacheaside.Config[int, int]{
+				NotFoundTTL: time.Minute,
+				Load:        func(context.Context, int) (int, error) { return 1, nil },
+				Middleware: func(func(context.Context) error) func(context.Context) error {
+					return func(context.Context) error { return answer }
+				},
 			})
+			c.Observe(log.add)
+			time.Sleep(time.Hour)
+			_, err := c.Get(t.Context(), 1)
+			require.Equal(t, answer, err)
+			require.Len(t, log.events, 1)
+			require.Zero(t, log.events[0].Took)
+			_, _ = c.Get(t.Context(), 1)
+			require.Equal(t, c.Stats().NotFound, c.Stats().Hits, "remembered")
 		})
 	}
 }
@@ -156,64 +152,62 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 				if who == "Key" && tier == "memory" {
 					continue
 				}
-				t.Run(name+"/"+tier+"/"+who, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var panics atomic.Bool
-						cfg := cacheaside.Config[int, int]{
-							TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
-							Load: func(ctx context.Context, k int) (int, error) {
-								time.Sleep(time.Second)
-								return k, ctx.Err()
-							},
-							Clone: func(v int) int {
-								if who == "Clone" && v == 1 && panics.Load() {
-									panic("clone")
-								}
-								return v
-							},
-							Key: func(k int) string {
-								if who == "Key" && k == 3 && panics.Load() {
-									panic("key")
-								}
-								return string(rune('a' + k))
-							},
-						}
-						if batched {
-							cfg.LoadMany = func(ctx context.Context, keys []int) (map[int]int, error) {
-								time.Sleep(time.Second)
-								values := map[int]int{}
-								for _, k := range keys {
-									values[k] = k
-								}
-								return values, ctx.Err()
+				bubble(t, name+"/"+tier+"/"+who, func(t *testing.T) {
+					var panics atomic.Bool
+					cfg := cacheaside.Config[int, int]{
+						TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
+						Load: func(ctx context.Context, k int) (int, error) {
+							time.Sleep(time.Second)
+							return k, ctx.Err()
+						},
+						Clone: func(v int) int {
+							if who == "Clone" && v == 1 && panics.Load() {
+								panic("clone")
 							}
-						}
-						cfg.Store = newFakeStore().tier(tier)
-						c := cacheaside.New(cfg)
-						c.Observe(func(context.Context, cacheaside.Event) {
-							if who == "observer" && panics.Load() {
-								panic("observer")
+							return v
+						},
+						Key: func(k int) string {
+							if who == "Key" && k == 3 && panics.Load() {
+								panic("key")
 							}
-						})
-						synctest.Wait()
-						mustGet(t, c, 1)
-						time.Sleep(2 * time.Minute) // the entry is stale
-						panics.Store(true)
-						func() {
-							defer func() { _ = recover() }()
-							_, _ = c.GetMany(t.Context(), []int{2, 1, 3, 4})
-						}()
-						panics.Store(false)
-						start := time.Now()
-						for _, k := range []int{2, 1, 3, 4} {
-							require.Equal(t, k, mustGet(t, c, k))
+							return string(rune('a' + k))
+						},
+					}
+					if batched {
+						cfg.LoadMany = func(ctx context.Context, keys []int) (map[int]int, error) {
+							time.Sleep(time.Second)
+							values := map[int]int{}
+							for _, k := range keys {
+								values[k] = k
+							}
+							return values, ctx.Err()
 						}
-						// each process loads once, and queries once a lease that another load still has
-						require.Less(t, time.Since(start), 5*time.Second)
-						require.NoError(t, c.Close())
-						synctest.Wait()
-						require.Zero(t, c.Tracked())
+					}
+					cfg.Store = newFakeStore().tier(tier)
+					c := cacheaside.New(cfg)
+					c.Observe(func(context.Context, cacheaside.Event) {
+						if who == "observer" && panics.Load() {
+							panic("observer")
+						}
 					})
+					synctest.Wait()
+					mustGet(t, c, 1)
+					time.Sleep(2 * time.Minute) // the entry is stale
+					panics.Store(true)
+					func() {
+						defer func() { _ = recover() }()
+						_, _ = c.GetMany(t.Context(), []int{2, 1, 3, 4})
+					}()
+					panics.Store(false)
+					start := time.Now()
+					for _, k := range []int{2, 1, 3, 4} {
+						require.Equal(t, k, mustGet(t, c, k))
+					}
+					// each process loads once, and queries once a lease that another load still has
+					require.Less(t, time.Since(start), 5*time.Second)
+					require.NoError(t, c.Close())
+					synctest.Wait()
+					require.Zero(t, c.Tracked())
 				})
 			}
 		}

@@ -77,64 +77,62 @@ func TestStaleness(t *testing.T) {
 		{"missing is remembered", remembered, staleAge, "missing", "missing", time.Second, 1, "missing"},
 	} {
 		for _, tier := range []string{"memory", "store", "both"} {
-			t.Run(tier+"/"+test.name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var how atomic.Value
-					var loads atomic.Int64
-					how.Store("old")
-					cfg := config{
-						TTL: time.Minute, Jitter: cacheaside.None, ErrorPause: time.Hour,
-						Load: func(ctx context.Context, _ int) (string, error) {
-							loads.Add(1)
-							switch how.Load() {
-							case "old":
-								return "old", nil
-							case "slow":
-								time.Sleep(10 * time.Second)
-							default:
-								time.Sleep(time.Second)
-							}
-							switch how.Load() {
-							case "fails":
-								return "", errLoad
-							case "missing":
-								return "", fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
-							}
-							return "new", nil
-						},
-					}
-					test.config(&cfg)
-					cfg.Store = newFakeStore().tier(tier)
-					c := newCache(t, cfg)
-					synctest.Wait()
-					_, err := c.Get(t.Context(), 1)
-					require.NoError(t, err)
-					time.Sleep(test.age)
-					loads.Store(0)
-					how.Store(test.load)
-
-					check := func(want string) {
-						v, err := c.Get(t.Context(), 1)
-						switch want {
-						case "error":
-							require.ErrorIs(t, err, errLoad)
-						case "missing":
-							require.ErrorIs(t, err, cacheaside.ErrNotFound)
+			bubble(t, tier+"/"+test.name, func(t *testing.T) {
+				var how atomic.Value
+				var loads atomic.Int64
+				how.Store("old")
+				cfg := config{
+					TTL: time.Minute, Jitter: cacheaside.None, ErrorPause: time.Hour,
+					Load: func(ctx context.Context, _ int) (string, error) {
+						loads.Add(1)
+						switch how.Load() {
+						case "old":
+							return "old", nil
+						case "slow":
+							time.Sleep(10 * time.Second)
 						default:
-							require.NoError(t, err)
-							require.Equal(t, want, v)
+							time.Sleep(time.Second)
 						}
+						switch how.Load() {
+						case "fails":
+							return "", errLoad
+						case "missing":
+							return "", fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
+						}
+						return "new", nil
+					},
+				}
+				test.config(&cfg)
+				cfg.Store = newFakeStore().tier(tier)
+				c := newCache(t, cfg)
+				synctest.Wait()
+				_, err := c.Get(t.Context(), 1)
+				require.NoError(t, err)
+				time.Sleep(test.age)
+				loads.Store(0)
+				how.Store(test.load)
+
+				check := func(want string) {
+					v, err := c.Get(t.Context(), 1)
+					switch want {
+					case "error":
+						require.ErrorIs(t, err, errLoad)
+					case "missing":
+						require.ErrorIs(t, err, cacheaside.ErrNotFound)
+					default:
+						require.NoError(t, err)
+						require.Equal(t, want, v)
 					}
-					start := time.Now()
-					check(test.want)
-					require.Equal(t, test.after, time.Since(start), "after")
-					time.Sleep(20 * time.Second) // everything in the background has ended
-					require.Equal(t, int64(test.loads), loads.Load(), "loads")
-					check(test.next)
-					if test.name == "missing is remembered" {
-						require.Equal(t, int64(1), loads.Load())
-					}
-				})
+				}
+				start := time.Now()
+				check(test.want)
+				require.Equal(t, test.after, time.Since(start), "after")
+				time.Sleep(20 * time.Second) // everything in the background has ended
+				require.Equal(t, int64(test.loads), loads.Load(), "loads")
+				check(test.next)
+				if test.name == "missing is remembered" {
+					require.Equal(t, int64(1), loads.Load())
+				}
 			})
 		}
 	}
@@ -236,61 +234,59 @@ func TestLongTimesDoNotOverflow(t *testing.T) {
 
 func TestErrorPauseSparesFailingSource(t *testing.T) {
 	for _, tier := range []string{"memory", "both", "store"} {
-		t.Run(tier, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var loads atomic.Int64
-				var failing atomic.Bool
-				var stale []error
-				c := newCache(t, cacheaside.Config[int, int]{
-					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
-					Store: newFakeStore().tier(tier),
-					Load: func(context.Context, int) (int, error) {
-						loads.Add(1)
-						if failing.Load() {
-							return 0, errLoad
-						}
-						return 1, nil
-					},
-				})
-				c.Observe(func(_ context.Context, e cacheaside.Event) {
-					if e.Kind == cacheaside.EventServedStale {
-						stale = append(stale, e.Err)
+		bubble(t, tier, func(t *testing.T) {
+			var loads atomic.Int64
+			var failing atomic.Bool
+			var stale []error
+			c := newCache(t, cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
+				Store: newFakeStore().tier(tier),
+				Load: func(context.Context, int) (int, error) {
+					loads.Add(1)
+					if failing.Load() {
+						return 0, errLoad
 					}
-				})
-				synctest.Wait()
-				mustGet(t, c, 1)
-				failing.Store(true)
-				time.Sleep(time.Minute)
-				for range 100 {
-					require.Equal(t, 1, mustGet(t, c, 1))
-				}
-				require.Equal(t, int64(2), loads.Load())
-				require.Len(t, stale, 100)
-				require.ErrorIs(t, stale[0], errLoad)
-				require.NoError(t, stale[1], "served without a load")
-				time.Sleep(10 * time.Second)
-				mustGet(t, c, 1)
-				require.Equal(t, int64(3), loads.Load())
-				failing.Store(false)
-				time.Sleep(10 * time.Second)
-				mustGet(t, c, 1)
-				mustGet(t, c, 1)
-				require.Equal(t, int64(4), loads.Load())
-				require.Equal(t, int64(101), c.Stats().Stale)
-
-				// An invalidation ends the pause, because there is no value left to serve.
-				time.Sleep(2 * time.Minute)
-				failing.Store(true)
-				require.Equal(t, 1, mustGet(t, c, 1))
-				require.NoError(t, c.Invalidate(t.Context(), 1))
-				_, err := c.Get(t.Context(), 1)
-				require.ErrorIs(t, err, errLoad)
-				failing.Store(false)
-				require.Equal(t, 1, mustGet(t, c, 1))
-				require.Equal(t, int64(4), c.Stats().Failed)
-				require.Equal(t, int64(3), c.Stats().Loaded)
-				require.Zero(t, c.Tracked())
+					return 1, nil
+				},
 			})
+			c.Observe(func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.EventServedStale {
+					stale = append(stale, e.Err)
+				}
+			})
+			synctest.Wait()
+			mustGet(t, c, 1)
+			failing.Store(true)
+			time.Sleep(time.Minute)
+			for range 100 {
+				require.Equal(t, 1, mustGet(t, c, 1))
+			}
+			require.Equal(t, int64(2), loads.Load())
+			require.Len(t, stale, 100)
+			require.ErrorIs(t, stale[0], errLoad)
+			require.NoError(t, stale[1], "served without a load")
+			time.Sleep(10 * time.Second)
+			mustGet(t, c, 1)
+			require.Equal(t, int64(3), loads.Load())
+			failing.Store(false)
+			time.Sleep(10 * time.Second)
+			mustGet(t, c, 1)
+			mustGet(t, c, 1)
+			require.Equal(t, int64(4), loads.Load())
+			require.Equal(t, int64(101), c.Stats().Stale)
+
+			// An invalidation ends the pause, because there is no value left to serve.
+			time.Sleep(2 * time.Minute)
+			failing.Store(true)
+			require.Equal(t, 1, mustGet(t, c, 1))
+			require.NoError(t, c.Invalidate(t.Context(), 1))
+			_, err := c.Get(t.Context(), 1)
+			require.ErrorIs(t, err, errLoad)
+			failing.Store(false)
+			require.Equal(t, 1, mustGet(t, c, 1))
+			require.Equal(t, int64(4), c.Stats().Failed)
+			require.Equal(t, int64(3), c.Stats().Loaded)
+			require.Zero(t, c.Tracked())
 		})
 	}
 }

@@ -78,30 +78,28 @@ func TestAnswersOfTheStore(t *testing.T) {
 			answers: []cacheaside.Response{{State: "odd"}}, refresh: []bool{false},
 			wantErr: `cacheaside: users: the Store returned the unknown State "odd"`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := &scripted{Store: newFakeStore().connect(), answers: test.answers}
-				cfg := config{Name: "users", TTL: time.Minute, Store: store,
-					Load: func(context.Context, int) (int, error) { return 1, nil }}
-				if test.staleOK {
-					cfg.StaleIfError = time.Hour
-				}
-				c := newCache(t, cfg)
-				begun := time.Now()
-				v, err := c.Get(t.Context(), 1)
-				if test.wantErr != "" {
-					require.EqualError(t, err, test.wantErr)
-				} else {
-					require.NoError(t, err)
-				}
-				require.Equal(t, test.want, v)
-				require.Equal(t, test.waits, time.Since(begun) > 0)
-				var refresh []bool
-				for _, ask := range store.asks {
-					refresh = append(refresh, ask.Refresh)
-				}
-				require.Equal(t, test.refresh, refresh)
-			})
+		bubble(t, name, func(t *testing.T) {
+			store := &scripted{Store: newFakeStore().connect(), answers: test.answers}
+			cfg := config{Name: "users", TTL: time.Minute, Store: store,
+				Load: func(context.Context, int) (int, error) { return 1, nil }}
+			if test.staleOK {
+				cfg.StaleIfError = time.Hour
+			}
+			c := newCache(t, cfg)
+			begun := time.Now()
+			v, err := c.Get(t.Context(), 1)
+			if test.wantErr != "" {
+				require.EqualError(t, err, test.wantErr)
+			} else {
+				require.NoError(t, err)
+			}
+			require.Equal(t, test.want, v)
+			require.Equal(t, test.waits, time.Since(begun) > 0)
+			var refresh []bool
+			for _, ask := range store.asks {
+				refresh = append(refresh, ask.Refresh)
+			}
+			require.Equal(t, test.refresh, refresh)
 		})
 	}
 }
@@ -135,14 +133,12 @@ func TestFailuresReportedToOthers(t *testing.T) {
 		"an answer": {func() error { return forbidden{} }, false},
 		"a refusal": {func() error { return refusal{} }, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := &scripted{Store: newFakeStore().connect()}
-				c := newCache(t, config{Store: store, Load: func(context.Context, int) (int, error) { return 0, test.load() }})
-				_, err := c.Get(t.Context(), 1)
-				require.Error(t, err)
-				require.Equal(t, []bool{test.failed}, store.failed)
-			})
+		bubble(t, name, func(t *testing.T) {
+			store := &scripted{Store: newFakeStore().connect()}
+			c := newCache(t, config{Store: store, Load: func(context.Context, int) (int, error) { return 0, test.load() }})
+			_, err := c.Get(t.Context(), 1)
+			require.Error(t, err)
+			require.Equal(t, []bool{test.failed}, store.failed)
 		})
 	}
 }

@@ -17,42 +17,40 @@ import (
 // Other processes repeat a load that outlasts its lease, but all processes cache the first result.
 func TestLoadLongerThanLeaseIsCached(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
-		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared := newFakeStore()
-				var loads atomic.Int64
-				var log eventLog
-				var caches []*cacheaside.Cache[int, int64]
-				for range 6 {
-					c := newCache(t, cacheaside.Config[int, int64]{
-						Load: func(context.Context, int) (int64, error) {
-							defer time.Sleep(10 * time.Second) // the lease is 3 s
-							return loads.Add(1), nil
-						},
-						Store: watchedIf(capacity == 0, shared.connect()),
-					})
-					c.Observe(log.add)
-					caches = append(caches, c)
-				}
-				synctest.Wait()
-				var wg sync.WaitGroup
-				for _, c := range caches {
-					wg.Go(func() {
-						if v, err := c.Get(t.Context(), 1); err != nil || v > 4 {
-							t.Errorf("%d, %v", v, err)
-						}
-					})
-				}
-				wg.Wait()
-				require.Equal(t, int64(4), loads.Load(), "one each 3 s, until the first has filled")
-				for _, c := range caches {
-					require.LessOrEqual(t, mustGet(t, c, 1), int64(4))
-				}
-				require.Equal(t, int64(4), loads.Load())
-				for _, c := range caches {
-					require.Zero(t, c.Stats().Overtaken)
-				}
-			})
+		bubble(t, fmt.Sprint(capacity), func(t *testing.T) {
+			shared := newFakeStore()
+			var loads atomic.Int64
+			var log eventLog
+			var caches []*cacheaside.Cache[int, int64]
+			for range 6 {
+				c := newCache(t, cacheaside.Config[int, int64]{
+					Load: func(context.Context, int) (int64, error) {
+						defer time.Sleep(10 * time.Second) // the lease is 3 s
+						return loads.Add(1), nil
+					},
+					Store: watchedIf(capacity == 0, shared.connect()),
+				})
+				c.Observe(log.add)
+				caches = append(caches, c)
+			}
+			synctest.Wait()
+			var wg sync.WaitGroup
+			for _, c := range caches {
+				wg.Go(func() {
+					if v, err := c.Get(t.Context(), 1); err != nil || v > 4 {
+						t.Errorf("%d, %v", v, err)
+					}
+				})
+			}
+			wg.Wait()
+			require.Equal(t, int64(4), loads.Load(), "one each 3 s, until the first has filled")
+			for _, c := range caches {
+				require.LessOrEqual(t, mustGet(t, c, 1), int64(4))
+			}
+			require.Equal(t, int64(4), loads.Load())
+			for _, c := range caches {
+				require.Zero(t, c.Stats().Overtaken)
+			}
 		})
 	}
 }
@@ -178,26 +176,24 @@ func TestCanceledCallerLeavesNoLease(t *testing.T) {
 // Whichever response about a fence was lost, the key is cached again long before the fence expires after 20 seconds.
 func TestFenceWithLostResponseIsRemoved(t *testing.T) {
 	for _, call := range []string{"Fence", "Unfence before", "Unfence"} {
-		t.Run(call, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared, src := newFakeStore(), newSource()
-				var lost atomic.Bool
-				lost.Store(true)
-				c := newCache(t, cacheaside.Config[int, int]{Load: src.load,
-					Store: slowly{Store: shared.connect(), loses: func(what string) bool { return what == call && lost.Load() }}})
-				other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-				synctest.Wait()
-				err := c.Write(t.Context(), 1, src.write(1))
-				require.NoError(t, cacheaside.WriteError(err))
-				lost.Store(false)
-				time.Sleep(3 * time.Second)
-				for _, c := range []*cacheaside.Cache[int, int]{c, other} {
-					require.Equal(t, 1, mustGet(t, c, 1))
-					_, ok := c.Peek(1)
-					require.True(t, ok)
-				}
-				require.Zero(t, c.Stats().PendingInvalidations)
-			})
+		bubble(t, call, func(t *testing.T) {
+			shared, src := newFakeStore(), newSource()
+			var lost atomic.Bool
+			lost.Store(true)
+			c := newCache(t, cacheaside.Config[int, int]{Load: src.load,
+				Store: slowly{Store: shared.connect(), loses: func(what string) bool { return what == call && lost.Load() }}})
+			other := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+			synctest.Wait()
+			err := c.Write(t.Context(), 1, src.write(1))
+			require.NoError(t, cacheaside.WriteError(err))
+			lost.Store(false)
+			time.Sleep(3 * time.Second)
+			for _, c := range []*cacheaside.Cache[int, int]{c, other} {
+				require.Equal(t, 1, mustGet(t, c, 1))
+				_, ok := c.Peek(1)
+				require.True(t, ok)
+			}
+			require.Zero(t, c.Stats().PendingInvalidations)
 		})
 	}
 }

@@ -34,60 +34,58 @@ func (p picky) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, er
 func TestRefusedValueIsNoOutage(t *testing.T) {
 	for name, takes := range map[string]time.Duration{"fast": 0, "after a timeout": 250 * time.Millisecond} {
 		for lag, lagging := range map[time.Duration]string{0: "", time.Nanosecond: ", with a ReplicaLag"} {
-			t.Run(name+lagging, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					shared, src := newFakeStore(), newSource()
-					many := func(ctx context.Context, keys []int) (map[int]string, error) {
-						values := map[int]string{}
-						for _, key := range keys {
-							_, _ = src.load(ctx, key)
-							values[key] = strings.Repeat("x", key)
-						}
-						return values, nil
+			bubble(t, name+lagging, func(t *testing.T) {
+				shared, src := newFakeStore(), newSource()
+				many := func(ctx context.Context, keys []int) (map[int]string, error) {
+					values := map[int]string{}
+					for _, key := range keys {
+						_, _ = src.load(ctx, key)
+						values[key] = strings.Repeat("x", key)
 					}
-					var log eventLog
-					open := func() *cacheaside.Cache[int, string] {
-						c := newCache(t, cacheaside.Config[int, string]{
-							Store: picky{unwatched{shared.connect()}, takes}, ReplicaLag: lag, LoadMany: many,
-							Load: func(ctx context.Context, key int) (string, error) {
-								values, err := many(ctx, []int{key})
-								return values[key], err
-							},
-						})
-						c.Observe(log.add)
-						return c
+					return values, nil
+				}
+				var log eventLog
+				open := func() *cacheaside.Cache[int, string] {
+					c := newCache(t, cacheaside.Config[int, string]{
+						Store: picky{unwatched{shared.connect()}, takes}, ReplicaLag: lag, LoadMany: many,
+						Load: func(ctx context.Context, key int) (string, error) {
+							values, err := many(ctx, []int{key})
+							return values[key], err
+						},
+					})
+					c.Observe(log.add)
+					return c
+				}
+				keys := []int{11, 201, 21, 1001, 1} // in one shard; 201 and 1001 are refused
+				a, b := open(), open()
+				values, err := a.GetMany(t.Context(), keys)
+				require.NoError(t, err)
+				require.Len(t, values, len(keys))
+				time.Sleep(2 * time.Second)
+				for range 3 {
+					for _, key := range keys {
+						start := time.Now()
+						require.Len(t, mustGet(t, b, key), key)
+						require.LessOrEqual(t, time.Since(start), takes)
+						time.Sleep(takes) // the lease ends after the Get
+						synctest.Wait()
 					}
-					keys := []int{11, 201, 21, 1001, 1} // in one shard; 201 and 1001 are refused
-					a, b := open(), open()
-					values, err := a.GetMany(t.Context(), keys)
-					require.NoError(t, err)
-					require.Len(t, values, len(keys))
-					time.Sleep(2 * time.Second)
-					for range 3 {
-						for _, key := range keys {
-							start := time.Now()
-							require.Len(t, mustGet(t, b, key), key)
-							require.LessOrEqual(t, time.Since(start), takes)
-							time.Sleep(takes) // the lease ends after the Get
-							synctest.Wait()
-						}
-					}
-					require.Zero(t, log.count(cacheaside.EventStoreLost))
-					require.Equal(t, 4, src.loaded(201))
-					require.Equal(t, 4, src.loaded(1001))
-					for _, key := range []int{1, 11, 21} {
-						most := 1
-						if lag > 0 {
-							most = 2
-						}
-						require.LessOrEqual(t, src.loaded(key), most, key)
-					}
-					refused := 2 // values refused in the GetMany; each of the other Gets adds one
+				}
+				require.Zero(t, log.count(cacheaside.EventStoreLost))
+				require.Equal(t, 4, src.loaded(201))
+				require.Equal(t, 4, src.loaded(1001))
+				for _, key := range []int{1, 11, 21} {
+					most := 1
 					if lag > 0 {
-						refused = 1 // 201 is not tried
+						most = 2
 					}
-					require.Equal(t, refused+6, log.count(cacheaside.EventCodecFailed))
-				})
+					require.LessOrEqual(t, src.loaded(key), most, key)
+				}
+				refused := 2 // values refused in the GetMany; each of the other Gets adds one
+				if lag > 0 {
+					refused = 1 // 201 is not tried
+				}
+				require.Equal(t, refused+6, log.count(cacheaside.EventCodecFailed))
 			})
 		}
 	}

@@ -40,6 +40,12 @@ func (l *eventLog) count(kind cacheaside.EventKind) (n int) {
 	return n
 }
 
+// bubble runs a subtest in a bubble of fake time.
+func bubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 // newCache returns a Cache that is closed at the end of the test.
 func newCache[K comparable, V any](t *testing.T, cfg cacheaside.Config[K, V]) *cacheaside.Cache[K, V] {
 	c := cacheaside.New(cfg)
@@ -138,31 +144,29 @@ func TestMessagesInvalidateFlights(t *testing.T) {
 
 func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
 	for tier, processes := range map[string]int{"memory": 1, "both": 10, "store": 10} {
-		t.Run(tier, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared := newFakeStore()
-				var loads atomic.Int64
-				var wg sync.WaitGroup
-				for range processes {
-					c := newCache(t, cacheaside.Config[int, int]{
-						Load: func(context.Context, int) (int, error) {
-							loads.Add(1)
-							time.Sleep(2 * time.Second)
-							return 7, nil
-						},
-						Store: shared.tier(tier),
+		bubble(t, tier, func(t *testing.T) {
+			shared := newFakeStore()
+			var loads atomic.Int64
+			var wg sync.WaitGroup
+			for range processes {
+				c := newCache(t, cacheaside.Config[int, int]{
+					Load: func(context.Context, int) (int, error) {
+						loads.Add(1)
+						time.Sleep(2 * time.Second)
+						return 7, nil
+					},
+					Store: shared.tier(tier),
+				})
+				for range 100 {
+					wg.Go(func() {
+						if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
+							t.Errorf("got %d, %v", v, err)
+						}
 					})
-					for range 100 {
-						wg.Go(func() {
-							if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
-								t.Errorf("got %d, %v", v, err)
-							}
-						})
-					}
 				}
-				wg.Wait()
-				require.Equal(t, int64(1), loads.Load())
-			})
+			}
+			wg.Wait()
+			require.Equal(t, int64(1), loads.Load())
 		})
 	}
 }
@@ -184,32 +188,30 @@ func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
 
 func TestFencedKeyIsNotCached(t *testing.T) {
 	for _, capacity := range []int{0, -1} {
-		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared, src := newFakeStore(), newSource()
-				writer := shared.connect()
-				c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: watchedIf(capacity == 0, shared.connect())})
-				synctest.Wait()
-				mustGet(t, c, 1)
+		bubble(t, fmt.Sprint(capacity), func(t *testing.T) {
+			shared, src := newFakeStore(), newSource()
+			writer := shared.connect()
+			c := newCache(t, cacheaside.Config[int, int]{Load: src.load, Store: watchedIf(capacity == 0, shared.connect())})
+			synctest.Wait()
+			mustGet(t, c, 1)
 
-				_, err := writer.Fence(t.Context(), "1", "first")
-				require.NoError(t, err)
-				_, err = writer.Fence(t.Context(), "1", "second")
-				require.NoError(t, err)
-				for want := range 3 {
-					require.Equal(t, want, mustGet(t, c, 1), "as committed, although no process was notified")
-					require.NoError(t, src.write(1)(t.Context()))
-				}
-				require.NoError(t, writer.Unfence(t.Context(), "1", "first"))
-				require.Equal(t, 3, mustGet(t, c, 1), "the second fence is still in place")
+			_, err := writer.Fence(t.Context(), "1", "first")
+			require.NoError(t, err)
+			_, err = writer.Fence(t.Context(), "1", "second")
+			require.NoError(t, err)
+			for want := range 3 {
+				require.Equal(t, want, mustGet(t, c, 1), "as committed, although no process was notified")
 				require.NoError(t, src.write(1)(t.Context()))
-				require.Equal(t, 4, mustGet(t, c, 1))
-				time.Sleep(2 * shared.write) // the fence of the dead writer expires
-				mustGet(t, c, 1)
-				loads := src.loaded(1)
-				mustGet(t, c, 1)
-				require.Equal(t, loads, src.loaded(1))
-			})
+			}
+			require.NoError(t, writer.Unfence(t.Context(), "1", "first"))
+			require.Equal(t, 3, mustGet(t, c, 1), "the second fence is still in place")
+			require.NoError(t, src.write(1)(t.Context()))
+			require.Equal(t, 4, mustGet(t, c, 1))
+			time.Sleep(2 * shared.write) // the fence of the dead writer expires
+			mustGet(t, c, 1)
+			loads := src.loaded(1)
+			mustGet(t, c, 1)
+			require.Equal(t, loads, src.loaded(1))
 		})
 	}
 }
@@ -304,48 +306,46 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 		"neither, and a refusal": {0, "Fence Unfence", refusal{}, true,
 			"open\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var log eventLog
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: newSource().load, ErrorPause: cacheaside.None,
-					Store: unwatched{flaky{newFakeStore().connect(), func(call string) bool {
-						for _, one := range strings.Fields(test.fails) {
-							if one == call {
-								return true
-							}
+		bubble(t, name, func(t *testing.T) {
+			var log eventLog
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: newSource().load, ErrorPause: cacheaside.None,
+				Store: unwatched{flaky{newFakeStore().connect(), func(call string) bool {
+					for _, one := range strings.Fields(test.fails) {
+						if one == call {
+							return true
 						}
-						return false
-					}}},
-				})
-				c.Observe(log.add)
-				err := c.Write(t.Context(), 1, func(context.Context) error {
-					time.Sleep(test.takes) // ignores its ctx
-					return test.write
-				})
-				require.Equal(t, test.write, cacheaside.WriteError(err))
-				require.Equal(t, test.untold, errors.Is(err, cacheaside.ErrNotPropagated))
-				if test.wantText == "" {
-					require.NoError(t, err)
-				} else {
-					require.EqualError(t, err, test.wantText)
-				}
-				if test.write != nil {
-					require.ErrorIs(t, err, test.write)
-				}
-				if test.untold && test.write == nil {
-					// The source worked, and another attempt would write again.
-					end := behavior.Read(err)
-					require.Equal(t, behavior.Answered, end.Kind)
-					require.False(t, end.Retryable)
-				} else if test.write != nil {
-					require.Equal(t, behavior.Read(test.write), behavior.Read(err))
-				}
-				require.Equal(t, test.fails != "", log.count(cacheaside.EventStoreLost) == 1)
-				require.Equal(t, strings.HasPrefix(test.fails, "Fence"), log.count(cacheaside.EventFenceFailed) == 1)
-				failed := strings.Contains(test.fails, "Unfence")
-				require.Equal(t, failed, log.count(cacheaside.EventNotPropagated) == 1)
+					}
+					return false
+				}}},
 			})
+			c.Observe(log.add)
+			err := c.Write(t.Context(), 1, func(context.Context) error {
+				time.Sleep(test.takes) // ignores its ctx
+				return test.write
+			})
+			require.Equal(t, test.write, cacheaside.WriteError(err))
+			require.Equal(t, test.untold, errors.Is(err, cacheaside.ErrNotPropagated))
+			if test.wantText == "" {
+				require.NoError(t, err)
+			} else {
+				require.EqualError(t, err, test.wantText)
+			}
+			if test.write != nil {
+				require.ErrorIs(t, err, test.write)
+			}
+			if test.untold && test.write == nil {
+				// The source worked, and another attempt would write again.
+				end := behavior.Read(err)
+				require.Equal(t, behavior.Answered, end.Kind)
+				require.False(t, end.Retryable)
+			} else if test.write != nil {
+				require.Equal(t, behavior.Read(test.write), behavior.Read(err))
+			}
+			require.Equal(t, test.fails != "", log.count(cacheaside.EventStoreLost) == 1)
+			require.Equal(t, strings.HasPrefix(test.fails, "Fence"), log.count(cacheaside.EventFenceFailed) == 1)
+			failed := strings.Contains(test.fails, "Unfence")
+			require.Equal(t, failed, log.count(cacheaside.EventNotPropagated) == 1)
 		})
 	}
 }
@@ -512,37 +512,35 @@ func TestPendingKeySkipsStore(t *testing.T) {
 		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1) },
 		"InvalidateAll": func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(ctx) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				shared, src := newFakeStore(), newSource()
-				var failing atomic.Bool
-				var log eventLog
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: src.load, ErrorPause: cacheaside.None,
-					Store: flaky{shared.connect(), func(call string) bool {
-						return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
-					}},
-				})
-				c.Observe(log.add)
-				synctest.Wait()
-				mustGet(t, c, 1)
-				failing.Store(true)
-				for want := 1; want <= 3; want++ {
-					require.NoError(t, src.write(1)(t.Context()))
-					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotPropagated)
-					require.Equal(t, want, log.count(cacheaside.EventNotPropagated))
-					require.Equal(t, want, mustGet(t, c, 1))
-					time.Sleep(time.Second) // it is retried, without success
-					require.EqualValues(t, 1, c.Stats().PendingInvalidations)
-				}
-				failing.Store(false)
-				time.Sleep(time.Second)
-				require.Zero(t, c.Stats().PendingInvalidations)
-				require.NoError(t, c.Expire(t.Context(), 1))
-				asked := shared.called("Acquire")
-				require.Equal(t, 3, mustGet(t, c, 1))
-				require.Equal(t, asked+1, shared.called("Acquire"), "invalidated, and queried again")
+		bubble(t, name, func(t *testing.T) {
+			shared, src := newFakeStore(), newSource()
+			var failing atomic.Bool
+			var log eventLog
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: src.load, ErrorPause: cacheaside.None,
+				Store: flaky{shared.connect(), func(call string) bool {
+					return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
+				}},
 			})
+			c.Observe(log.add)
+			synctest.Wait()
+			mustGet(t, c, 1)
+			failing.Store(true)
+			for want := 1; want <= 3; want++ {
+				require.NoError(t, src.write(1)(t.Context()))
+				require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotPropagated)
+				require.Equal(t, want, log.count(cacheaside.EventNotPropagated))
+				require.Equal(t, want, mustGet(t, c, 1))
+				time.Sleep(time.Second) // it is retried, without success
+				require.EqualValues(t, 1, c.Stats().PendingInvalidations)
+			}
+			failing.Store(false)
+			time.Sleep(time.Second)
+			require.Zero(t, c.Stats().PendingInvalidations)
+			require.NoError(t, c.Expire(t.Context(), 1))
+			asked := shared.called("Acquire")
+			require.Equal(t, 3, mustGet(t, c, 1))
+			require.Equal(t, asked+1, shared.called("Acquire"), "invalidated, and queried again")
 		})
 	}
 }

@@ -85,34 +85,32 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 			return found[1], err
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				src, shared := newSource(), newFakeStore()
-				store := late{unheard{shared.connect()}, make(chan struct{}), new(atomic.Bool)}
-				c := newCache(t, cacheaside.Config[int, int]{
-					Load: func(ctx context.Context, key int) (int, error) {
-						if src.loaded(1) > 0 {
-							time.Sleep(time.Second)
-						}
-						return src.load(ctx, key)
-					},
-					TTL: time.Minute, StaleIfError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
-				})
-				synctest.Wait()
-				require.Equal(t, 0, mustGet(t, c, 1))
-				time.Sleep(2 * time.Minute)
-				_, err := shared.connect().Fence(t.Context(), "1", "another process")
-				require.NoError(t, err)
-				require.Equal(t, 0, mustGet(t, c, 1)) // its flight loads without the Store
-				store.on.Store(true)
-				require.Equal(t, 0, mustGet(t, c, 1)) // the next flight queries the Store
-				require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
-				close(store.hold) // the answer: still fenced
-				synctest.Wait()
-				v, err := get(t.Context(), c)
-				require.NoError(t, err)
-				require.Equal(t, 1, v)
+		bubble(t, name, func(t *testing.T) {
+			src, shared := newSource(), newFakeStore()
+			store := late{unheard{shared.connect()}, make(chan struct{}), new(atomic.Bool)}
+			c := newCache(t, cacheaside.Config[int, int]{
+				Load: func(ctx context.Context, key int) (int, error) {
+					if src.loaded(1) > 0 {
+						time.Sleep(time.Second)
+					}
+					return src.load(ctx, key)
+				},
+				TTL: time.Minute, StaleIfError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
 			})
+			synctest.Wait()
+			require.Equal(t, 0, mustGet(t, c, 1))
+			time.Sleep(2 * time.Minute)
+			_, err := shared.connect().Fence(t.Context(), "1", "another process")
+			require.NoError(t, err)
+			require.Equal(t, 0, mustGet(t, c, 1)) // its flight loads without the Store
+			store.on.Store(true)
+			require.Equal(t, 0, mustGet(t, c, 1)) // the next flight queries the Store
+			require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+			close(store.hold) // the answer: still fenced
+			synctest.Wait()
+			v, err := get(t.Context(), c)
+			require.NoError(t, err)
+			require.Equal(t, 1, v)
 		})
 	}
 }
@@ -122,37 +120,35 @@ func TestRestartedFlightHasNoStaleValue(t *testing.T) {
 func TestSoftTimeoutServesStaleStoreValue(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
 		for who, elsewhere := range map[string]bool{"it loads": false, "another process loads": true} {
-			t.Run(name+"/"+who, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var takes atomic.Int64
-					shared := newFakeStore()
-					shared.lease = time.Minute
-					cfg := cacheaside.Config[int, int]{
-						Load: func(context.Context, int) (int, error) {
-							time.Sleep(time.Duration(takes.Load()))
-							return 1, nil
-						},
-						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
-						Store: watchedIf(capacity == 0, shared.connect()),
-					}
-					other := newCache(t, cfg)
-					cfg.Store = slowly{Store: shared.connect(), takes: 200 * time.Millisecond}
-					c := newCache(t, cfg)
-					synctest.Wait()
+			bubble(t, name+"/"+who, func(t *testing.T) {
+				var takes atomic.Int64
+				shared := newFakeStore()
+				shared.lease = time.Minute
+				cfg := cacheaside.Config[int, int]{
+					Load: func(context.Context, int) (int, error) {
+						time.Sleep(time.Duration(takes.Load()))
+						return 1, nil
+					},
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
+					Store: watchedIf(capacity == 0, shared.connect()),
+				}
+				other := newCache(t, cfg)
+				cfg.Store = slowly{Store: shared.connect(), takes: 200 * time.Millisecond}
+				c := newCache(t, cfg)
+				synctest.Wait()
+				mustGet(t, other, 1)
+				time.Sleep(2 * time.Minute)
+				takes.Store(int64(20 * time.Second))
+				if elsewhere {
 					mustGet(t, other, 1)
-					time.Sleep(2 * time.Minute)
-					takes.Store(int64(20 * time.Second))
-					if elsewhere {
-						mustGet(t, other, 1)
-					}
-					for i := range 30 {
-						start := time.Now()
-						require.Equal(t, 1, mustGet(t, c, 1))
-						require.Less(t, time.Since(start), 600*time.Millisecond, i) // two answers, and a rest
-						time.Sleep(77 * time.Millisecond)
-					}
-					require.Equal(t, 1, shared.called("Fill"))
-				})
+				}
+				for i := range 30 {
+					start := time.Now()
+					require.Equal(t, 1, mustGet(t, c, 1))
+					require.Less(t, time.Since(start), 600*time.Millisecond, i) // two answers, and a rest
+					time.Sleep(77 * time.Millisecond)
+				}
+				require.Equal(t, 1, shared.called("Fill"))
 			})
 		}
 	}
