@@ -191,19 +191,6 @@ func TestRenewalThatChangesNothingSucceeds(t *testing.T) {
 	})
 }
 
-// A candidate relies on the Left of an answer to a repeated call.
-func TestRepeatedAcquireReturnsTimeLeft(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
-		req := lease.Request{Name: "a", Token: "x", TTL: time.Minute}
-		_, err := s.Acquire(t.Context(), req)
-		require.NoError(t, err)
-		req.TTL = time.Hour
-		rec, err := s.Acquire(t.Context(), req)
-		require.NoError(t, err)
-		require.Equal(t, time.Hour, rec.Left)
-	})
-}
-
 // Other databases have no such setting.
 func TestOnlySQLiteNeedsBusyTimeout(t *testing.T) {
 	for _, dialect := range dialects {
