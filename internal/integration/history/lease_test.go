@@ -41,7 +41,7 @@ var leaseTarget = target{
 
 type leasePlan struct {
 	Driver string // of database/sql, redis, etcd or kubernetes
-	Addr   string // the server, for etcd
+	Addr   string // the server; "" for a database
 	TTL    time.Duration
 	Work   time.Duration // between two acts of a leader, at most
 }
@@ -59,46 +59,32 @@ func leaseBegin(r *run) {
 	r.calm = []time.Duration{p.TTL, 3 * p.TTL}[rng.IntN(2)]
 	var proxies []*faultproxy.Proxy
 	var servers []trouble
-	var cluster *etcd.Cluster
-	if p.Driver == "etcd" {
-		cluster = etcd.New(r, 1)
-		p.Addr = cluster.Addrs[0]
-	}
-	r.plan = p
+	var name string
+	var stop, resume func()
 	switch p.Driver {
 	case "etcd":
+		cluster := etcd.New(r, 1)
+		name, p.Addr = "etcd", cluster.Addrs[0]
+		stop, resume = func() { cluster.Pause() }, func() { cluster.Resume() }
+	case "kubernetes":
+		server := kube.New(r)
+		name, p.Addr, stop, resume = "API server", server.Addr, server.Pause, server.Resume
+	case "redis":
+		server := services.NewRedis(r)
+		name, p.Addr, stop, resume = "Redis", server.Addr, server.Pause, server.Resume
+	}
+	r.plan = p
+	if p.Addr != "" {
 		for range 3 {
 			proxies = append(proxies, faultproxy.New(r, p.Addr))
 			r.start(proxies[len(proxies)-1].Addr())
 		}
-		servers = append(servers, trouble{"etcd stopped", func(rng *rand.Rand) {
-			cluster.Pause()
+		servers = append(servers, trouble{name + " stopped", func(rng *rand.Rand) {
+			stop()
 			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
-			cluster.Resume()
+			resume()
 		}})
-	case "kubernetes":
-		server := kube.New(r)
-		for range 3 {
-			proxies = append(proxies, faultproxy.New(r, server.Addr))
-			r.start(proxies[len(proxies)-1].Addr())
-		}
-		servers = append(servers, trouble{"API server stopped", func(rng *rand.Rand) {
-			server.Pause()
-			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
-			server.Resume()
-		}})
-	case "redis":
-		server := services.NewRedis(r)
-		for range 3 {
-			proxies = append(proxies, faultproxy.New(r, server.Addr))
-			r.start(proxies[len(proxies)-1].Addr())
-		}
-		servers = append(servers, trouble{"Redis stopped", func(rng *rand.Rand) {
-			server.Pause()
-			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
-			server.Resume()
-		}})
-	default:
+	} else {
 		r.db = newDatabase(r, p.Driver, 3*p.TTL)
 		require.NoError(r, leaseStore(r.db.DB, p.Driver).Migrate(r.Context()))
 		for _, statement := range []string{
