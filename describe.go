@@ -19,20 +19,21 @@ import (
 //
 //   - Each metric is the sum of the values of the overflow and all members. For a gauge that is a ratio or a
 //     duration, the value is instead the maximum of these values. The counts of evicted members remain in
-//     the group's counters.
-//   - The health status is Fail if every member's status is Fail. Otherwise the status is Warn if any
-//     member's status or the overflow's status is not Pass.
+//     the group's counters. The metrics also include those of [GroupStats].
+//   - The health status is Fail if there are members and every member's status is Fail. Otherwise the status
+//     is Warn if any member's status or the overflow's status is not Pass.
 //   - The Config is the overflow's Config.
 //   - Update changes the overflow, all existing members and members that are created later. Update calls its
 //     function argument twice for the overflow and twice for each existing member. The first call only validates
-//     the change, and the second call applies it. If the overflow or an existing member rejects the change, no
-//     policy is changed. A member that is created later takes the overflow's values for all modified fields. If a
-//     value is invalid in combination with the member's own configuration, the member does not take this value. A
-//     field that holds a function counts as modified unless it still holds the same function value.
-//   - The Key of an event is the key of the member that caused the event. The group observes its members only
-//     while the group itself has an observer. An observer must not call Update or the group's Close. Otherwise
-//     the observer would deadlock if an Update caused the event, for example if the Update makes an open breaker
-//     half-open.
+//     the change, and the second call applies it. A dry run omits the second call. If the overflow or an existing
+//     member rejects the change, no policy is changed. A member that is created later takes the overflow's values
+//     for all modified fields. If a value is invalid in combination with the member's own configuration, the
+//     member does not take this value. A field that holds a function counts as modified unless it still holds the
+//     same function value.
+//   - The Key of an event is the text of the key of the member that caused the event, cut after at most 100
+//     bytes. For the overflow, Key is "(other keys)". The group observes its members only while the group itself
+//     has an observer. An observer must not call Update or the group's Close. Otherwise the observer would deadlock
+//     if an Update caused the event, for example if the Update makes an open breaker half-open.
 //
 // A function in a member's own description, such as its Health, must not call methods of the group.
 func (g *Group[K, P]) Describe() policy.Description {

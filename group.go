@@ -43,19 +43,21 @@ func (c GroupConfig) Validate() error {
 //	err := shards.Do(ctx, "eu-1", query)
 //
 // The policy of a key is called a member of the group. The first call with a key creates the key's member.
-// When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter. If a
-// full group has no such member, it evicts the least recently used member. If two members are used within 1ms
-// of each other, the group may evict either of them first.
+// When a new key arrives, the group evicts members that have been unused for [GroupConfig].IdleAfter, at most
+// 16 of them at a time. If a full group has no such member, it evicts the least recently used member. If two
+// members are used within 1ms of each other, the group may evict either of them first. If an evicted member has
+// a method Close() error, the group calls the method.
 //
 // A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress, or if an
 // eviction would lose the state of its policy. For example, these policies are in use: an open breaker, a
-// bulkhead with taken slots, and a retrier whose own budget is not full.
+// bulkhead with taken slots, and a retrier whose own budget holds fewer retries than a new budget.
 //
-// If the group is full and cannot evict any member, new keys share one extra member, which is called the
-// overflow. The overflow is created with the zero value of K as its key. A key that has used the overflow
-// keeps using it for at most 1 minute, and only as long as the overflow is in use. If the key moved to its own
-// member immediately, the key could exhaust the budgets of both members. A key that does not equal itself,
-// such as NaN, always uses the overflow.
+// If a full group needs room for a new key, it checks at most 16 members. If all of them are in use, the key
+// shares one extra member with other such keys. The extra member is called the overflow. The overflow is
+// created with the zero value of K as its key. A key that has used the overflow keeps using it for at most 1
+// minute, and only as long as the overflow is in use. If the key moved to its own member immediately, the key
+// could exhaust the budgets of both members. A key that does not equal itself, such as NaN, always uses the
+// overflow.
 //
 // To limit the rate of calls for each key, use throttle.Group instead: it is used in the same way but needs
 // less memory.
@@ -200,7 +202,8 @@ func (g *Group[K, P]) stopMember(m *member[P]) {
 	}
 }
 
-// Do runs fn under the policy that belongs to key.
+// Do runs fn under the policy that belongs to key. If ctx is done, Do returns [ContextErr](ctx) and does not
+// create a member.
 func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -251,9 +254,10 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 }
 
 // Close calls the method Close() error of each member that has this method. Close does the same for the
-// overflow, and for members that are created later. After Close, calls still reach the closed members. The
-// documentation of the members' type specifies how a closed member handles a call. Only the first call to
-// Close has an effect.
+// overflow, and for members that are created later. Close returns the joined errors of these methods, except
+// for members that are created later. After Close, calls still reach the closed members. The documentation of
+// the members' type specifies how a closed member handles a call. Only the first call to Close has an effect.
+// Later calls return nil.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()
 	defer g.updating.Unlock()

@@ -37,7 +37,8 @@ func Answered(err error) bool { return behavior.IsAnswered(err) }
 func Refused(err error) bool { return behavior.IsRefused(err) }
 
 // Retryable reports whether another attempt may help. If err has a method Retryable() bool, that method
-// decides. An err without a method Retryable is retryable unless it is nil or [Answered].
+// decides. An err without a method Retryable is retryable unless it is nil, [Answered], or wrapped by the
+// function Permanent of github.com/cenkalti/backoff.
 //
 // Retryable returns true for [context.Canceled] and [context.DeadlineExceeded]. An error of a ctx does not
 // show whether the caller's ctx is done, or only the ctx of one attempt. If only the attempt's ctx is done,
@@ -45,8 +46,9 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // RetryAfter returns the time to wait before another attempt can help. The time is the result of err's method
-// RetryAfter() time.Duration, or 0 if err has no such method. For joined errors, the result is the longest
-// RetryAfter.
+// RetryAfter() time.Duration, or the Duration of a RetryAfterError of github.com/cenkalti/backoff. RetryAfter
+// returns 0 if err has neither, and if the time is negative. For joined errors, the result is the longest
+// RetryAfter. If only some of the joined errors are [Refused], their RetryAfter does not count.
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Throttled reports whether the dependency rejected the call because the dependency is overloaded. For
@@ -54,9 +56,9 @@ func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter 
 // result of err's method Throttled() bool, or false if err has no such method.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 
-// IsTimeout reports whether err is a timeout. A timeout matches [context.DeadlineExceeded], or has a method
-// Timeout() bool that returns true. If err wraps an error that also has a method Timeout, the outer error's
-// method decides. Joined errors are a timeout if any of them is a timeout.
+// IsTimeout reports whether err is a timeout. An error that matches [context.DeadlineExceeded] is a timeout. For
+// any other error, the method Timeout() bool decides: the method of err, or of the outermost error inside err
+// that has the method. Joined errors are a timeout if any of them is a timeout.
 func IsTimeout(err error) bool { return behavior.IsTimeout(err) }
 
 // ContextErr returns nil if ctx is not done. Otherwise ContextErr returns an error that matches both
@@ -69,8 +71,8 @@ func IsTimeout(err error) bool { return behavior.IsTimeout(err) }
 // resiliencehttp.Transport, the body can still be read after the policy has returned.
 func ContextErr(ctx context.Context) error { return ended.Error(ctx) }
 
-// A Result is the class of a call's result, such as success or failure. All policies classify results in the
-// same way.
+// A Result is the class of a call's result, such as success or failure. The policies of this module use the
+// same classification. docs/protocol.md shows how each policy treats each class.
 type Result int
 
 const (
@@ -78,7 +80,7 @@ const (
 	ResultFailure               // an error that belongs to none of the classes below
 	ResultAnswer                // see [Answered]
 	ResultRefusal               // see [Refused]
-	ResultIgnored               // the caller's ctx is done; [ContextErr] distinguishes a deadline from a cancellation
+	ResultIgnored               // the call failed, and its ctx is done or the deadline of its ctx has passed
 )
 
 // String returns "success", "failure", "answer", "refusal" or "ignored". For any other value n, it returns

@@ -14,7 +14,7 @@
 // Each pattern is a separate package: retry, hedge, breaker, bulkhead, throttle, cacheaside, saga and lease.
 // The packages of the patterns import neither each other nor this package.
 //
-// Every [Policy], and every [Middleware] of this package, guarantees:
+// Every [Policy] of this module, and every [Middleware] of this package, guarantees:
 //
 //   - The policy runs the caller's function, fn, on the caller's goroutine, and never after the policy has
 //     returned. The policy does not run fn if the ctx of the call is already done.
@@ -38,8 +38,12 @@
 // The methods may belong to the error itself or to any error that it wraps. If an error and an error inside it
 // both have the same method, the outer error's method decides. If [errors.Join] has joined several errors, the
 // first error that has any of these methods decides. There are two exceptions. Joined errors are refused only
-// if all of them are refused. The RetryAfter of joined errors is the longest RetryAfter of any of them.
-// docs/protocol.md shows how each policy treats each error.
+// if all of them are refused; otherwise, the refused errors among them are ignored. The RetryAfter of joined
+// errors is the longest RetryAfter of those that are not ignored. docs/protocol.md shows how each policy treats
+// each error.
+//
+// Policies also support the errors of github.com/cenkalti/backoff: an error that Permanent of v4, v5 or v6 has
+// wrapped is not retryable, and a RetryAfterError of v5 or v6 has a RetryAfter.
 //
 // # Panics
 //
@@ -51,7 +55,8 @@
 //
 // These rules hold in every package:
 //
-//   - If a field is zero, the default from the field's documentation applies.
+//   - If a field is zero, the default from the field's documentation applies. A field without a default is
+//     documented as required.
 //   - A negative value is an error, except for the constants Unlimited (no limit) and None (nothing at all).
 //     Each package defines only the constants that its fields accept.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.

@@ -9,8 +9,9 @@ import (
 
 // A Work represents the work of one call. The work may continue after the call's function has returned. For
 // example, the body of an HTTP response is read after RoundTrip has returned. Until the work ends, bulkheads
-// hold the call's slot, and timeouts still apply. If the work ends with an error, breakers count a failure. A
-// Work is safe for concurrent use.
+// hold the call's slot, and timeouts still apply. If the work ends with an error, breakers classify the error like
+// the error of a call. For a stream of package resiliencegrpc, bulkheads release the slot and timeouts stop when
+// the stream is open. A Work is safe for concurrent use.
 //
 // An adapter, such as an HTTP transport, calls [BeginWork] before it runs the policies. The innermost
 // function, which opens the connection, calls Continue:
@@ -81,7 +82,8 @@ func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 //
 // Usually the work ends when next returns, and f receives the error of next. If next panics or exits its
 // goroutine, f receives an error that reports the panic or the exit. If next calls Continue, the work ends
-// later, and f receives the error that was passed to [Work.End].
+// later, and f receives the error that was passed to [Work.End]. For a stream of package resiliencegrpc, AtEnd
+// calls f when next returns.
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
