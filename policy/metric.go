@@ -58,14 +58,15 @@ type Attr struct{ Key, Value string }
 //		State    State            `gauge:"state{state=closed|open}"`
 //	}
 //
-// A duration is converted to seconds, and a bool is converted to 0 or 1. A map or slice yields one metric for
-// each element. The key or index of the element replaces the asterisk in the tag. Keys are sorted. The tag of
-// a string lists the possible values of the string. The string yields one metric for each of these values.
-// The metric of the current value is 1, and the other metrics are 0. A nil pointer yields no metric. The
-// fields of embedded structs are included. Fields without a tag are ignored.
+// A duration is converted to seconds, and a bool is converted to 0 or 1. A map, slice or array yields one metric
+// for each element. The key or index of the element replaces the asterisk in the tag. The metrics of a map are
+// sorted by name. The tag of a string lists the possible values of the string. The string yields one metric for
+// each of these values. The metric of the current value is 1, and the other metrics are 0. A nil pointer yields
+// no metric. The fields of embedded structs are included. Fields without a tag are ignored.
 //
-// Metrics panics if stats is not a struct or a non-nil pointer to a struct. Metrics also panics if a field
-// with a tag is unexported or cannot be converted to a number, or if the tag of a string lists no values.
+// Metrics panics if stats is not a struct or a non-nil pointer to a struct. Metrics also panics if a field with a
+// tag is unexported or cannot be converted to a number, if a field has both tags, or if the tag of a string lists
+// no values.
 func Metrics(kind string, stats any) []Metric {
 	v := reflect.Indirect(reflect.ValueOf(stats))
 	if v.Kind() != reflect.Struct {
