@@ -41,18 +41,20 @@ type Config struct {
 	// Nil means Exponential(100ms, 10s).
 	Backoff func() Backoff
 	// Delay, if not nil, returns the delay before the next attempt. The returned delay replaces a.Delay, which comes
-	// from Backoff. A negative delay means that no retry follows.
+	// from Backoff. A negative delay means that no retry follows. Delay is not called after a negative delay from
+	// Backoff.
 	Delay func(ctx context.Context, a FailedAttempt) time.Duration
 	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns a shorter delay, the wait is
 	// MinDelay plus up to a tenth of MinDelay at random. The random part keeps clients from retrying at the same
 	// moment. Zero means no minimum.
 	MinDelay time.Duration
 	// MaxRetryAfter is the longest RetryAfter that a call waits for. If the RetryAfter of an error is longer than
-	// MaxRetryAfter, the call is not retried. Zero means 1 minute.
+	// MaxRetryAfter, the call is not retried. Otherwise the RetryAfter is a minimum for the wait, like MinDelay, and
+	// up to a tenth of it is added at random. Zero means 1 minute.
 	MaxRetryAfter time.Duration
 	// RetryIf reports whether a call that failed with the error should be retried. RetryIf is not called for a
-	// [Permanent] error, or for an error whose method Refused() bool or Answered() bool returns true. Nil means
-	// resilience.Retryable.
+	// [Permanent] error, or for an error whose method Refused() bool or Answered() bool returns true. For such an
+	// error, resilience.Retryable decides. Nil means resilience.Retryable.
 	RetryIf func(error) bool
 	// Budget limits the retries to a fraction of the calls. Retriers can share a Budget. Nil means no limit.
 	Budget *Budget

@@ -12,8 +12,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// The Cause of an [Error] matches ErrExhausted if all Attempts were used, if the next delay was negative, or if the
-// RetryAfter of an error was longer than MaxRetryAfter.
+// ErrExhausted is matched by the Cause of an [Error] if all Attempts were used, if the next delay was negative, or if
+// the RetryAfter of an error was longer than MaxRetryAfter.
 var ErrExhausted = errors.New("retry: no attempts left")
 
 // ErrOverBudget is the Cause of an [Error] if the [Budget] did not allow another retry.
@@ -93,7 +93,8 @@ func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 // Retryable reports whether an outer retrier may retry the call.
 func (e *Error) Retryable() bool { return e.outcome().Retryable }
 
-// RetryAfter returns the time to wait before another call, or 0 if the errors have no RetryAfter.
+// RetryAfter returns the time to wait before another call. It is the RetryAfter of Err joined with the error of the
+// earlier failure, or 0 if they have none. The RetryAfter of Cause does not count.
 func (e *Error) RetryAfter() time.Duration { return e.outcome().RetryAfter }
 
 func (e *Error) outcome() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }

@@ -15,7 +15,7 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 }
 
 // An Event reports a retry or the result of a call. The result of a call is reported only if the call was retried or
-// returned an [*Error].
+// returned an [*Error]. If package hedge cancels a call because a parallel call has won, the result is not reported.
 type Event struct {
 	Kind        EventKind     // the kind of the event
 	Name        string        // the Retrier's name
@@ -42,7 +42,7 @@ const (
 	OutcomeExhausted  Outcome = "exhausted"   // the error matches [ErrExhausted]
 	OutcomePermanent  Outcome = "permanent"   // another attempt could not help, or an open breaker refused the attempt
 	OutcomeOverBudget Outcome = "over_budget" // the error matches [ErrOverBudget]
-	OutcomeDeadline   Outcome = "deadline"    // no time was left for another attempt
+	OutcomeDeadline   Outcome = "deadline"    // ctx's deadline has passed, or left no time for another attempt
 	OutcomeCanceled   Outcome = "canceled"    // the caller canceled the call
 
 	outcomeFirstTry Outcome = "first_try" // only in metrics

@@ -11,18 +11,19 @@
 //
 // Retry only operations that are safe to run twice, because a failed attempt may still have taken effect.
 //
-//   - The delays between attempts are random and grow. A delay is never shorter than an error's RetryAfter or
-//     Config.MinDelay.
+//   - By default, the delays between attempts are random and grow. A delay is never shorter than an error's
+//     RetryAfter or Config.MinDelay.
 //   - If the deadline of ctx would pass during a wait, the call returns without the wait.
-//   - An error that is not retryable is returned unchanged. For example, a [Permanent] error is not retryable. An
-//     error whose method Answered() bool returns true is not retryable either, unless its method Retryable() bool
-//     returns true.
+//   - An error of fn that is not retryable is returned without an [*Error] around it, unless ctx is done. For
+//     example, a [Permanent] error is not retryable. An error whose method Answered() bool returns true is not
+//     retryable either, unless its method Retryable() bool returns true.
 //   - If a policy inside the Retrier refuses an attempt, the attempt counts as one of Config.Attempts but takes no
 //     retry from the [Budget]. No retry follows if the policy is an open breaker. If the policy is a half-open breaker,
 //     the call is retried.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
 //   - If retriers are nested, only the outermost one retries. A Retrier whose Config.Attempts is 1 does not count as
-//     the outermost retrier. Under a ctx from [Fresh], an inner Retrier also retries.
+//     the outermost retrier. Under a ctx from [Fresh], an inner Retrier also retries. A saga that may repeat a step
+//     counts as a retrier, so a Retrier in the step does not retry.
 //
 // A Retrier also supports the errors of github.com/cenkalti/backoff: Permanent of v4, v5 and v6, and RetryAfter of v5
 // and v6.
@@ -76,7 +77,9 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 }
 
 // Do calls fn until fn succeeds, until fn fails with an error that is not retryable, until a limit is reached, or until
-// ctx is done. Do returns the error of fn unchanged, or an [*Error].
+// ctx is done. Do returns the error of fn or an [*Error]. An error of fn is returned unchanged, with two exceptions: Do
+// removes the wrapper of [Permanent], and may wrap the error of an attempt that exceeded AttemptTimeout. If ctx is done
+// when Do is called, Do does not call fn, and returns an error that matches the error and the cause of ctx.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(contextOutcome(ctx))
