@@ -30,7 +30,8 @@ const (
 	EventOverBudget EventKind = "over_budget" // Ratio did not allow a second call
 )
 
-// Stats are the metrics of a [Hedger].
+// Stats are the metrics of a [Hedger]. A call to Do is not counted if its ctx was already done, or if it panicked
+// or exited its goroutine.
 type Stats struct {
 	FirstWon int64 `counter:"calls{outcome=first_won}"` // Do returned the value of the first call
 	HedgeWon int64 `counter:"calls{outcome=hedge_won}"` // Do returned the value of the second call

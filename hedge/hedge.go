@@ -49,15 +49,17 @@ type Config struct {
 	Name string
 	// Delay is the time that the first call may take before a second call starts. Required.
 	Delay time.Duration
-	// Quantile, in (0, 1), derives the delay from past latencies: the delay is the given quantile of the
-	// latencies of the last 1000 successful calls. For example, with a Quantile of 0.95, about 5% of calls
-	// start a second call. Until 20 calls have succeeded, Delay is used. Zero means that Delay is always used.
+	// Quantile, in (0, 1), derives the delay from past latencies: the delay is the given quantile of the last
+	// 1000 latencies. A latency is the time until the first call returned, if the first call succeeded or was
+	// canceled because the second call had succeeded. For example, with a Quantile of 0.95, about 5% of calls
+	// start a second call. Until 20 latencies are known, Delay is used. Zero means that Delay is always used.
 	Quantile float64
-	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls. For
-	// example, with a Ratio of 0.1, every ten first calls allow one second call. A Hedger saves up at most
-	// ten allowed second calls. If an inner policy refuses a first call, the first call allows no second
-	// calls. If an inner policy refuses a second call, the second call does not use up an allowed second
-	// call. Zero means 0.1. [Unlimited] means no limit.
+	// Ratio, in (0, 1], limits the number of second calls: each first call allows Ratio second calls when it
+	// returns. For example, with a Ratio of 0.1, every ten first calls allow one second call. A new Hedger
+	// allows no second call: with a Ratio of 0.1, ten first calls must return before a second call starts. A
+	// Hedger saves up at most ten allowed second calls. If an inner policy refuses a first call, the first call
+	// allows no second calls. If an inner policy refuses a second call, the second call does not use up an
+	// allowed second call. Zero means 0.1. [Unlimited] means no limit.
 	Ratio float64
 	// Discard, if not nil, is called with each unused value. A value is unused if a successful call returned
 	// the value, but Do does not return it. For example, Discard can close the value. Do calls Discard before
@@ -107,10 +109,12 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn. If the first call takes longer than the delay in [Config], and Config.Ratio allows a second
-// call, Do calls fn again on another goroutine. Do returns the value of the call that succeeds first and
-// cancels the other call. If both calls fail, Do returns both errors, joined. Do returns only after both
-// calls have returned, so fn must respect its ctx.
+// Do calls fn. If the first call takes longer than the delay that Config.Delay and Config.Quantile specify, and
+// Config.Ratio allows a second call, Do calls fn again on another goroutine. Do returns the value of the call
+// that succeeds first and cancels the other call. If both calls fail, Do returns both errors, joined. If the
+// first call fails and no second call has started, Do returns the error of the first call. Do returns only after
+// both calls have returned, so fn must respect its ctx. If ctx is already done, Do does not call fn, and returns
+// an error that matches the error and the cause of ctx.
 //
 // If a call panics or exits its goroutine, Do cancels the other call. The panic or the exit then continues on
 // the caller's goroutine. If the second call panicked, the value of the panic is an error whose method
