@@ -27,7 +27,7 @@
 //     its start to the deadline. If the call had less time, the error is ignored. Patience does not apply to a
 //     resilience.Timeout inside the breaker. The error of such a Timeout is a failure.
 //   - Any other error is a failure, unless Config.Classify returns another verdict.
-//   - A panic is a failure.
+//   - A panic is a failure. A call that exits its goroutine is ignored.
 //   - A successful call that took Config.SlowAfter or longer is a failure.
 //
 // # Streams
@@ -57,8 +57,8 @@
 // If a burst has more than one failure, the breaker usually does not open within 250ms after the first failure. The
 // breaker may open earlier if at least half of the failures in the run are timeouts.
 //
-// Failures of calls that do not overlap are never in the same burst. If the number of failures without overlap reaches
-// ConsecutiveFailures, the breaker opens immediately.
+// Failures of calls that do not overlap are never in the same burst. In a run without overlapping calls, the breaker
+// opens at the failure that reaches ConsecutiveFailures.
 //
 // # Limits
 //
@@ -152,8 +152,9 @@ func New(cfg Config) *Breaker {
 
 func (b *Breaker) now() time.Duration { return time.Since(b.created) }
 
-// Do calls fn and returns the error of fn. Do does not call fn if ctx is done, or if the breaker refuses the
-// call. A refused call returns an [*OpenError].
+// Do calls fn and returns the error of fn. Do does not call fn if ctx is done, or if the breaker refuses the call.
+// If ctx is done, Do returns an error that matches the error and the cause of ctx. If the breaker refuses the call,
+// Do returns an [*OpenError].
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {

@@ -28,15 +28,16 @@ type Config struct {
 	// ConsecutiveFailures is not used. If neither is set, zero means 5.
 	ConsecutiveFailures int
 	// FailuresInWindow opens the breaker when the window has this number of failures. If the largest burst has at
-	// least half of the failures in the window, the burst counts as one failure. Zero means that FailuresInWindow is
-	// not used.
+	// least half of the failures in the window, the burst counts as one failure. If WindowCalls is set, the maximum
+	// is WindowCalls. Zero means that FailuresInWindow is not used.
 	FailuresInWindow int
 	// FailureRate opens the breaker when this fraction of the calls in the window has failed. The maximum is 1. If the
 	// largest burst has at least half of the failures in the window, the burst counts as one call. Zero means that
 	// FailureRate is not used.
 	FailureRate float64
-	// MinCalls is the number of calls that must be in the window before FailureRate is used. Zero means 20, or
-	// WindowCalls if WindowCalls is between 1 and 19.
+	// MinCalls is the number of calls that must be in the window before FailureRate is used. Without FailureRate,
+	// MinCalls must be 0. If WindowCalls is set, the maximum is WindowCalls. Zero means 20, or WindowCalls if
+	// WindowCalls is between 1 and 19.
 	MinCalls int
 
 	// Window is the length of the window: the result of a call is counted for this time. The minimum is 1ms. Results
@@ -66,9 +67,9 @@ type Config struct {
 	// probe then counts as successful when the stream has continued for ProbeTimeout or for OpenFor, whichever is
 	// shorter. Zero means OpenFor.
 	ProbeTimeout time.Duration
-	// MaxOpenFor is the longest open time, before the random tenth is added. The first open time is OpenFor. The open
-	// time doubles with each further opening, up to MaxOpenFor. If the breaker has been closed for a whole Window, its
-	// next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
+	// MaxOpenFor is the longest open time, before the random tenth is added. The minimum is OpenFor. The first open
+	// time is OpenFor. The open time doubles with each further opening, up to MaxOpenFor. If the breaker has been closed
+	// for a whole Window, its next open time is OpenFor again. Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
 	// MaxRetryAfter is the longest open time that a dependency can request. If errors that open the breaker have a method
 	// RetryAfter() time.Duration, the longest RetryAfter replaces OpenFor as the open time. Up to a tenth of the
@@ -77,7 +78,8 @@ type Config struct {
 	MaxRetryAfter time.Duration
 	// Probes is the number of probes that must succeed to close the breaker. Probes is also the maximum number of
 	// probes that run at the same time. Probes that have exceeded ProbeTimeout are not included in this maximum. If
-	// Update changes Probes, the change takes effect when the breaker opens the next time. Zero means 1.
+	// Update changes Probes, the change takes effect when the breaker opens the next time. The maximum is 1<<31 - 1.
+	// Zero means 1.
 	Probes int
 
 	// Classify returns the [Verdict] on an error. Classify is called for an error that would otherwise be a failure, and
@@ -146,8 +148,8 @@ func (b *Breaker) Config() Config { return b.setting.Config() }
 
 // Update calls change with the effective configuration and applies the result. If the result is invalid, Update returns
 // the error of [Config.Validate], and nothing changes. A field that the function does not alter keeps its value, or
-// continues to follow its default. A field may be Unlimited, which is -1. The function must test for Unlimited before
-// it calculates with the field. The function must not call methods of b, because Update holds a lock.
+// continues to follow its default. Patience may be Unlimited, which is -1. The function must test for Unlimited before
+// it calculates with Patience. The function must not call methods of b, because Update holds a lock.
 //
 // The window keeps its counts unless the length of the window changes. If the counts already exceed a new limit, the
 // breaker opens at the next failure. The results of calls in flight are classified under the old configuration.

@@ -263,7 +263,8 @@ func (b *Breaker) Trip(reason error, d time.Duration) {
 	})
 }
 
-// Reset closes the breaker and clears its counts, unless it is forced open or disabled.
+// Reset closes the breaker, unless it is forced open or disabled. Reset also clears the counts of the window, the
+// consecutive failures and openings, and the last error. The counters in Stats continue.
 func (b *Breaker) Reset() {
 	b.operate(false, func(now time.Duration) { b.restart(now, Closed) })
 }
@@ -279,7 +280,8 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets all calls pass until Enable is called. While the breaker is disabled, calls are still counted.
+// Disable lets all calls pass until Enable is called. Disable clears the same counts as Reset, but not the last error.
+// While the breaker is disabled, calls are still counted.
 func (b *Breaker) Disable() {
 	b.locked(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
@@ -288,8 +290,8 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends the effect of ForceOpen or Disable: it closes the breaker and clears the counts. Enable has no effect
-// if the breaker is neither forced open nor disabled.
+// Enable ends the effect of ForceOpen or Disable: it closes the breaker, and clears the same counts as Reset and the
+// last error. Enable has no effect if the breaker is neither forced open nor disabled.
 func (b *Breaker) Enable() {
 	b.operate(true, func(now time.Duration) { b.restart(now, Closed) })
 }

@@ -67,7 +67,7 @@ type Stats struct {
 	// Window.ConsecutiveFailures also counts failed probes.
 	Window           Counts
 	FailureRate      float64       `gauge:"failure_ratio"` // fraction of failed calls in Window; 0 if Window has no calls
-	ConsecutiveOpens int           // number of openings since the breaker was last closed for a whole Config.Window
+	ConsecutiveOpens int           // number of openings since the breaker was last closed for a whole Window, or reset
 	OpenLeft         time.Duration // the remaining open time; 0 unless State is Open
 	LastErr          error         // the error of the last failure, or the reason that an operator gave
 }
