@@ -24,13 +24,13 @@
 // typically takes is the median of the last 31 measurements. Each measurement is the time for which a call held its
 // slots. The bulkhead measures each call that had to wait, and some of the other calls. The bulkhead does not
 // measure calls that were cut short by their callers. Before the 8th measurement, no call is refused with
-// DeadlineTooClose. A call that does not have to wait is never refused.
+// DeadlineTooClose. A call that finds enough free slots is never refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
 // served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
 // cancellations as follows:
 //
-//   - When a caller cancels a call that had to wait, the count increases by 8, up to 64.
+//   - When the ctx of a call that had to wait is done before the call ends, the count increases by 8, up to 64.
 //   - When a waiting call gets its slots, the count decreases by 1, down to 0.
 //   - When a call starts to wait while no other call waits at its level, the count becomes 0.
 //
@@ -39,6 +39,11 @@
 // If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive,
 // which finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency, where the
 // bulkhead cannot choose their order.
+//
+// # Stability
+//
+// Shares are unstable until version 1.0.0: a minor version may change [Config].Share, [ShareStats], Stats.Shares and
+// FullError.Share.
 //
 // Sources: the Bulkhead pattern and the Priority Queue pattern (Cloud Design Patterns).
 package bulkhead
@@ -378,8 +383,9 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
 // If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
-// continue. Waiting calls continue to wait, but a waiting call that costs more than the new limit is refused. The
-// function must not call methods of b, because Update holds a lock.
+// continue. A waiting call continues to wait and keeps its MaxWait, but a waiting call that costs more than the new
+// limit is refused. MaxWait may be Unlimited, which is -1, so the function must test for Unlimited before it calculates
+// with MaxWait. The function must not call methods of b, because Update holds a lock.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)
 }

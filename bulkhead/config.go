@@ -28,7 +28,8 @@ type Config struct {
 	// Priority). The displaced call is the newest call at the least important level.
 	Queue int
 
-	// Levels is the number of priority levels. The maximum is 1000. Zero means 1. Update cannot change Levels.
+	// Levels is the number of priority levels. The maximum is 1000. If Levels is 2 or more, Priority must be set. Zero
+	// means 1. Update cannot change Levels.
 	Levels int
 
 	// Priority returns the level of a call. The most important level is 0, and the least important level is Levels-1. A
@@ -38,13 +39,14 @@ type Config struct {
 
 	// Cost returns how many slots a call takes. Nil means that each call takes 1 slot. A call with a cost of 0 or less
 	// does not wait and is never refused. A call with a cost above Limit is refused as [TooCostly]. If the next waiting
-	// call needs more slots than are free, the free slots are reserved for that call.
+	// call needs more slots than are free, the free slots are reserved for that call until a more important call
+	// arrives.
 	Cost func(context.Context) int
 
 	// Share returns the name of a call's share. A share is a group of calls, such as the calls of one tenant. The slots
 	// are divided fairly among the shares. Calls without a tenant may use the share "". At each level, the share that
 	// holds the fewest slots is served next. Shares that hold the same number of slots take turns. If Share is set,
-	// MaxWait must not be 0.
+	// MaxWait must not be 0. Share is unstable until version 1.0.0.
 	//
 	// In the queue, each share has a separate line at each level. When the queue is full, a new call may displace the
 	// newest call in the longest line at the new call's level. It does so only if its own line, including the new call,
