@@ -19,14 +19,15 @@
 //
 //   - A call that succeeds is a sample. A call whose error has a method Answered() bool that returns true is also a
 //     sample. If a call has a response, its latency is the time until the headers of the response.
-//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. A call that
-//     shows overload is also a sample. The latency of such a sample counts as at least four times the latency of an
-//     idle server. A response body that is cut off because time ran out is an additional sample that shows overload.
+//   - Any other call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. A
+//     call that shows overload is also a sample. The latency of such a sample counts as at least four times the latency
+//     of an idle server. A response body that is cut off because time ran out is an additional sample that shows
+//     overload.
 //   - A call that still runs after ten times the usual latency becomes a sample when the next call starts or ends. The
 //     usual latency is a mean of the latest samples. The sample of a call that still runs is a lower bound of the
 //     call's latency.
-//   - Any other call is not a sample: it ended with another error or a panic, an inner policy refused it, or its
-//     caller canceled it.
+//   - All other calls are not samples: a call that ended with another error or a panic, that an inner policy refused,
+//     or that its caller canceled.
 //
 // # Probes
 //
@@ -90,11 +91,11 @@ type Config struct {
 	// Bulkhead configures everything except the limit. Bulkhead.Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit. The limit may grow above Initial. If calls later use only a small part of the
-	// limit, the limit shrinks to Initial. Zero means 20, but at least Min and at most Max.
+	// Initial is the first limit, from Min to Max. The limit may grow above Initial. If calls later use only a small
+	// part of the limit, the limit shrinks to Initial. Zero means 20, but at least Min and at most Max.
 	Initial int
 
-	// Min is the lowest limit, at most 1<<30 - 1. Zero means 1.
+	// Min is the lowest limit, at most 1<<30 - 1 and at most Max. Zero means 1.
 	Min int
 
 	// Max is the highest limit, at most 1<<30 - 1. Zero means 1000, or Min if Min is more than 1000.
