@@ -152,14 +152,15 @@ func (e Event) describe() policy.Event {
 // A Decision is the state of a limit after a call was admitted or refused. A server can send the Decision in the
 // headers of its response. If the limit has quotas, the Decision describes the rate or the quota that has the
 // fewest tokens left. If quotas refused the call, the Decision describes the refusing quota whose window ends last.
-// If the call can never be admitted, RetryAfter is the longest Duration.
+// If the call can never be admitted, RetryAfter is the longest Duration. If there is no limit, Remaining is
+// [math.MaxInt].
 type Decision struct {
 	Admitted   bool          // whether the call was admitted
 	Quota      Quota         // the quota that the decision describes; zero if it describes the rate
 	Limit      int           // the burst, or N of the quota; 0 if the limit admits nothing, Unlimited if there is no limit
 	Window     time.Duration // the time in which a whole burst refills, or the length of the quota's window
 	Remaining  int           // the tokens that remain after this decision
-	RetryAfter time.Duration // the time until the call could be admitted; 0 if the call was admitted
+	RetryAfter time.Duration // the time until the call could be admitted; 0 if it was admitted or its ctx was already done
 	ResetAfter time.Duration // the time until Remaining equals Limit
 }
 

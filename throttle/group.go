@@ -23,8 +23,8 @@ type GroupConfig[K comparable] struct {
 	// Config configures the limit of each key. Config.Name is the name of the group.
 	Config Config
 
-	// MaxKeys is the maximum number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. With
-	// Quotas, a key takes another 100 bytes, plus 32 bytes for each quota.
+	// MaxKeys is the maximum number of keys. Zero means 100,000. A string key takes about 150 bytes of memory, plus its
+	// text. With Quotas, a key takes about 100 more bytes, plus 32 bytes for each quota.
 	MaxKeys int
 
 	// IdleAfter is the time after which an unused key may be evicted even if the group has room for more keys. Zero
@@ -53,11 +53,12 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // [Limiter] with a key as an additional parameter. A Group is used like a resilience.Group of Limiters, but needs less
 // memory. It is safe for concurrent use.
 //
-// A key can be evicted while its burst is full and none of its quotas has spent tokens. Such a key is evicted when it
-// has been unused for IdleAfter. It is evicted earlier if the group needs room for another key. If the group holds
-// MaxKeys keys and can evict none of them, all new keys share one limit, the overflow limit. Errors and events report
-// the key of the overflow limit as "(other keys)". A key that is not equal to itself, such as NaN, always uses the
-// overflow limit. Choose keys that an attacker cannot create in large numbers.
+// A key can be evicted while its burst is full, none of its quotas has spent tokens and no call waits. When a new key
+// arrives, the group evicts such keys if they have been unused for IdleAfter, at most 16 of them at a time. If the
+// group holds MaxKeys keys, it evicts such a key earlier to make room. To find one, the group checks at most 16 keys.
+// If it can evict none of the 16, the new key uses the overflow limit, which all such keys share. Errors and events
+// report the key of the overflow limit as "(other keys)". A key that is not equal to itself, such as NaN, always uses
+// the overflow limit. Choose keys that an attacker cannot create in large numbers.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]

@@ -20,7 +20,7 @@ type Quota struct {
 	Window Window
 }
 
-// A Window is the period for which a quota applies. Set either Every or Per.
+// A Window is the period for which a quota applies. Set either Every or Per. In, From and At are valid only with Per.
 type Window struct {
 	// Every is the length of a window, from a millisecond to 36 years. A window starts with the first token that is
 	// spent after the previous window has ended.
@@ -33,7 +33,7 @@ type Window struct {
 	In *time.Location
 
 	// From is the day on which a [Month] starts, from 1 to 31. If a calendar month has fewer than From days, the period
-	// starts on the last day of that month. Zero means 1.
+	// starts on the last day of that month. Zero means 1. For other periods, From must be 0.
 	From int
 
 	// At is the time of day at which a period starts, in the time zone In. If Per is [Week] or [Month], At may be longer

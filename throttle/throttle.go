@@ -174,8 +174,8 @@ func (l *Limiter) use(cfg *Config) {
 
 // Do takes the tokens of a call, calls fn and returns the error of fn. If there are not enough tokens, Do waits for
 // them for at most MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx is already done, Do returns
-// the error of ctx. If fn returns an error whose method Refused() bool returns true, an inner policy refused the call,
-// and Do refunds the tokens.
+// an error that matches the error and the cause of ctx. If fn returns an error whose method Refused() bool returns
+// true, an inner policy refused the call, and Do refunds the tokens.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	h, err := l.hold(ctx, byCost)
 	if err != nil {
