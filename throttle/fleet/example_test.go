@@ -11,9 +11,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// A standIn takes the place of Redis in these examples, where a program has
-// resilienceredis.Eval(client). It counts what
-// is taken by key, and lets no time pass.
+// A standIn takes the place of Redis in these examples. A program uses resilienceredis.Eval(client) instead. The
+// standIn counts the tokens that are taken from each key, and lets no time pass.
 type standIn struct {
 	mu    sync.Mutex
 	taken map[string]int64

@@ -1,6 +1,6 @@
 // Package fleet limits calls across several processes, with limits that are stored in Redis. The limits are rates,
 // quotas, slots for concurrent calls, and cooldowns. Each limit that a call uses is a [Meter]. A call takes its tokens
-// and slots from all of its meters, or from none of them, in one round trip to Redis.
+// and slots from all of its meters, or from none of them, usually in one round trip to Redis.
 //
 //	limits := fleet.New(fleet.Config{
 //		Name: "llm",
@@ -42,8 +42,8 @@
 //
 // If a round trip to a node of Redis fails, an outage of this node starts. During an outage, no call waits for the
 // node, and [Config.OnOutage] decides whether calls are admitted. The node is pinged in the background when the outage
-// starts. After that, the node is pinged 100ms, 200ms, 400ms and so on after the start. The pauses between pings grow
-// up to Config.RetryEvery.
+// starts. After that, a ping is due 100ms, 200ms, 400ms and so on after the start. The pauses between pings grow up to
+// Config.RetryEvery. A ping that is due is sent at the next call, or when Stats or the Health of the policy is read.
 //
 // In the following cases, no outage starts, because the node answers:
 //
@@ -117,10 +117,12 @@ const (
 	// least 1. The tokens of calls that Local admits are never reported to Redis, so they add to the tokens that Redis
 	// admits.
 	//
-	// All processes together admit at most this number of additional tokens:
+	// All processes together admit at most this number of additional tokens or slots:
 	//
 	//   - For a quota: in each window, N or Instances, whichever is larger. The number of outages does not matter.
-	//   - For a rate: one burst in each outage, plus the rate times the duration of the outage.
+	//   - For a rate: in each outage, the burst or Instances, whichever is larger, plus the rate times the duration of
+	//     the outage.
+	//   - For slots: N or Instances, whichever is larger, at the same time.
 	//
 	// In a measurement, two processes shared a rate of 3 tokens a second with a burst of 5, and one answer of Redis was
 	// too late every 1.5 seconds. The processes admitted 37% more tokens than the limit allows.
@@ -167,13 +169,14 @@ type Config struct {
 	Node func(key string) string
 
 	// Meters returns the meters of a call, from 1 to 16. All keys of a call's meters must have the same text before the
-	// first slash, because all these meters must be on one node. Required. If the meters are invalid, the call returns
-	// an error that names the reason.
+	// first slash, because all these meters must be on one node. After the first slash, the keys must differ. Required.
+	// If the meters are invalid, the call returns an error that names the reason.
 	Meters func(context.Context) []Meter
 
-	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds no tokens or slots. Zero
-	// means that no call waits. [Unlimited] means that a call waits until its ctx is done. Calls that wait for the same
-	// slots are admitted in the order of their arrival. A call that waits for slots sends requests to Redis repeatedly.
+	// MaxWait is the maximum time that a call waits for slots and rates. No call waits for a quota or for the end of a
+	// cooldown. A waiting call holds no tokens or slots. Zero means that no call waits. [Unlimited] means that a call
+	// waits until its ctx is done. Calls that wait for the same slots are admitted in the order of their arrival. A call
+	// that waits for slots sends requests to Redis repeatedly.
 	// If one of these requests takes longer than a second to reach Redis, the order may change. If the process of a
 	// waiting call dies, calls that arrived later are delayed for up to 1.25 seconds.
 	//
@@ -204,7 +207,8 @@ type Config struct {
 	// the call is admitted. Empty means Refuse.
 	OnOutage OutagePolicy
 
-	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local.
+	// Instances is the number of processes that share the limits. Instances is required if OnOutage is Local. Otherwise
+	// it has no effect.
 	Instances int
 }
 
@@ -314,9 +318,9 @@ func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) er
 
 // Reserve takes a call's tokens and slots from all of the call's meters. If a meter refuses the call, Reserve returns a
 // [*throttle.LimitedError]. If several meters refuse the call, Reserve returns the error of the meter that would refuse
-// the call for the longest time. If ctx is already done, Reserve returns the error of ctx. If ctx is done before Redis
-// answers, Reserve returns an error, but Redis may have taken the call's tokens. After Close, Reserve returns
-// [ErrClosed].
+// the call for the longest time. If ctx is already done, Reserve returns an error that matches the error and the cause
+// of ctx. If ctx is done before Redis answers, Reserve returns a LimitedError, but Redis may have taken the call's
+// tokens. After Close, Reserve returns [ErrClosed], even if the call was already waiting.
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -474,9 +478,10 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 }
 
 // Cooldown starts a cooldown for the meter with the given key. For the time d, all processes refuse each call that uses
-// the meter, even a call with a cost of 0. For example, d is the Retry-After that an upstream service has sent. If a
-// longer cooldown is in effect, Cooldown does not shorten it. Cooldown does nothing if d is not positive. If Redis
-// cannot be reached, the error matches [throttle.ErrOutage].
+// the meter, even a call with a cost of 0. For example, d is the Retry-After that an upstream service has sent. During
+// an outage, [Config.OnOutage] decides without regard to cooldowns. If a longer cooldown is in effect, Cooldown does
+// not shorten it. Cooldown does nothing if d is not positive. If Redis cannot be reached, the error matches
+// [throttle.ErrOutage]. After Close, Cooldown returns [ErrClosed].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {

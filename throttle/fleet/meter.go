@@ -16,8 +16,8 @@ import (
 
 // A Meter is one of the limits that a call uses, with the call's cost. The key of a meter identifies the limit in all
 // processes. With the limit [throttle.None], a meter refuses every call that takes its tokens or a slot. With the
-// limit [throttle.Unlimited], a meter refuses no call. If a 0 from another source means "nothing", convert the 0
-// to None.
+// limit [throttle.Unlimited], a meter refuses calls only during a cooldown; see [Limits.Cooldown]. A limit of 0 is
+// invalid. If a 0 from another source means "nothing", convert the 0 to None.
 type Meter struct {
 	*kind
 	key       string
@@ -50,15 +50,16 @@ func newMeter(k *kind, key string, limit int64, cost int) Meter {
 	return m
 }
 
-// Rate returns a meter that allows perSecond tokens a second, at most 1e9. The meter's burst is the number of tokens
-// of one second, rounded up. The call takes cost tokens from the meter; cost may be 0.
+// Rate returns a meter that allows perSecond tokens a second, above 0 and at most 1e9. The meter's burst is the number
+// of tokens of one second, rounded up; see [Meter.Burst]. The call takes cost tokens from the meter; cost may be 0.
 func Rate(key string, perSecond float64, cost int) Meter {
 	m := newMeter(rates, key, int64(math.Ceil(perSecond)), cost)
 	m.perSecond = perSecond
 	return m
 }
 
-// Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens from the meter.
+// Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens from the meter;
+// cost may be 0.
 // If you change the window, also change the key. If the key stays the same, the tokens that were taken in the old
 // window count in the new window.
 func Quota(key string, n int, window throttle.Window, cost int) Meter {
@@ -68,10 +69,12 @@ func Quota(key string, n int, window throttle.Window, cost int) Meter {
 }
 
 // Slots returns a meter that allows n concurrent reservations, at most 1e6. A reservation holds its slot until the
-// reservation is settled. If a process is killed, its slots become free when their leases end; see [Config.Lease].
+// reservation is settled or loses the slot; see [ErrLost]. If a process is killed, its slots become free when their
+// leases end; see [Config.Lease].
 func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
-// Burst returns a copy of m with a burst of n tokens, at most 4e9. The meter m must be a Rate.
+// Burst returns a copy of m with a burst of n tokens, at most 4e9. n may also be [throttle.None] or
+// [throttle.Unlimited]. The meter m must be a Rate. If its rate is None or Unlimited, Burst has no effect.
 func (m Meter) Burst(n int) Meter {
 	m.noRate = m.kind != rates
 	if m.limit != throttle.None && m.limit != throttle.Unlimited {

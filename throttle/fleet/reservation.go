@@ -113,10 +113,12 @@ func (r *Reservation) Lost() <-chan struct{} {
 
 // Settle corrects the reservation to the number of tokens that the call used, and frees the slots of the reservation.
 // Settle corrects only meters whose cost is [Meter.Estimated]. For the rules of the correction, see
-// [throttle.Reservation.Settle]. If Settle is not called, the call counts as having used its costs.
+// [throttle.Reservation.Settle]. If Settle is not called, the call counts as having used its costs, and keeps its slots
+// until [Limits.Close] frees them.
 //
-// The settlement is sent to Redis in the background, several times if necessary, but Redis counts it only once.
-// [Limits.Close] waits for all settlements.
+// The settlement is sent to Redis in the background, several times if necessary, but Redis counts it at most once. At
+// most 100,000 settlements are pending. Any further settlement is dropped, and is counted in Stats.NeverSettled. Close
+// waits for all settlements.
 func (r *Reservation) Settle(used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }

@@ -48,7 +48,8 @@ func (l *Limits) Stats() Stats {
 }
 
 // Observe calls f with each event until stop is called. The kinds of the events are EventRefused, EventOutageBegan and
-// EventOutageEnded. The Key of an outage event is the Redis node.
+// EventOutageEnded. The Key of an outage event is the Redis node. f runs on the goroutine of a call or, if a ping has
+// found the start or the end of an outage, on a goroutine of this package. A panic there is logged.
 func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
