@@ -53,11 +53,11 @@ type Config struct {
 
 	// Throttled reports whether an error means that the server rejected or could not accept the call. The Throttle does
 	// not count a call that an inner policy refused, or a call that the caller canceled. So Throttled is not called for
-	// such calls. Nil means that an error counts as a rejection in three cases:
+	// such calls. Nil means that an error counts as a rejection in two cases:
 	//
 	//   - The error has a method Throttled() bool that returns true, as for HTTP 429 and 503.
-	//   - The error has a RetryAfter, and has no method Answered() bool that returns true.
-	//   - The error is a timeout, or the deadline of the call's ctx has expired.
+	//   - The error has no method Answered() bool that returns true, and it has a RetryAfter, is a timeout, or was
+	//     returned after the deadline of the call's ctx.
 	Throttled func(error) bool
 }
 
@@ -116,7 +116,8 @@ func New(cfg Config) *Throttle {
 }
 
 // Do calls fn and returns the error of fn. If the call is shed, Do does not call fn and returns a
-// [*throttle.LimitedError] without a RetryAfter. If ctx is already done, Do returns the error of ctx.
+// [*throttle.LimitedError] without a RetryAfter. If ctx is already done, Do returns an error that matches the error and
+// the cause of ctx.
 func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
