@@ -30,8 +30,9 @@ const (
 	// returns an error that wraps syscall.ECONNRESET if the call has succeeded. A Handler closes the
 	// connection or, over HTTP/2, resets the stream.
 	Reset Kind = "reset"
-	// SlowBody runs the call and delivers the body of its response at [Plan].Rate bytes per second, in up to
-	// 10 pieces per second. A [Func] waits for Plan.Delay after a successful call.
+	// SlowBody runs the call and delivers the body of its response at [Plan].Rate bytes per second, in pieces of
+	// at most Rate/10 bytes, or of 1 byte if Rate is below 10. A [Func] waits for Plan.Delay after a successful
+	// call, and returns the error of ctx if ctx is done first.
 	SlowBody Kind = "slow_body"
 )
 

@@ -33,7 +33,7 @@ type progress struct {
 	rand    *rand.Rand // separate for each plan, so other plans do not affect its decisions
 }
 
-// New returns a Script. New panics if cfg is invalid.
+// New returns a Script. New panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Script {
 	s := &Script{injected: map[Kind]int64{}}
 	s.setting.Init(cfg, func(c Config) Config { return c }, func(c *Config) { c.Plans = slices.Clone(c.Plans) })
@@ -74,7 +74,7 @@ func sameName(was, next *Config) error { return invalid.Renamed("faults.Config",
 // Stats holds the statistics of a [Script] since New.
 type Stats struct {
 	Calls    int64          `counter:"calls"`            // all calls, including calls while the script was disabled
-	Injected map[Kind]int64 `counter:"injected{kind=*}"` // number of calls to which a plan applied, by kind of plan
+	Injected map[Kind]int64 `counter:"injected{kind=*}"` // number of times that a plan applied to a call, by kind of plan
 }
 
 // Stats returns the statistics.
