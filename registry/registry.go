@@ -129,9 +129,9 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 }
 
 // Observe calls f with each event of each policy until stop is called. Observe includes the events of policies that are
-// added later. f runs on the goroutine that causes the event, while no lock is held. f may run on several goroutines at
-// the same time. f must not block. f must not call Apply, Preview or Reload. Otherwise f would deadlock if the event
-// happens within one of these methods.
+// added later. f runs on the goroutine that causes the event, while the policy holds no lock. f may run on several
+// goroutines at the same time. f must not block. f must not call Apply, Preview or Reload. Otherwise f would deadlock
+// if the event happens within one of these methods.
 func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()

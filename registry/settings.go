@@ -51,6 +51,8 @@ func (r *Registry) Reload(path string) (Report, error) {
 //   - The constants Unlimited and None are the texts "unlimited" and "none".
 //   - A field that is not in data keeps its value. The value null or zero restores the default of a field.
 //   - A list is replaced as a whole.
+//   - A field that the Config does not have, or that a settings file cannot hold, is an error. So is the field Name,
+//     and a key or a field that occurs twice.
 //   - A key whose policy is not registered is an error. If such a key starts with a question mark, as in
 //     "?breaker/users", the key is ignored instead.
 //
