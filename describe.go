@@ -225,7 +225,7 @@ func (g *Group[K, P]) update(dryRun bool, change func(cfg any) error) error {
 func updatePolicy(p any, dryRun bool, change func(cfg any) error) error {
 	d := descriptionOf(p)
 	if d.Update == nil {
-		return fmt.Errorf("resilience: a %T cannot be updated", p)
+		return fmt.Errorf("resilience: %T cannot be updated", p)
 	}
 	return d.Update(dryRun, change)
 }

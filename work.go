@@ -88,4 +88,4 @@ func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
 
-var errCrashed = errors.New("resilience: the call panicked or exited its goroutine")
+var errCrashed = errors.New("resilience: call panicked or exited its goroutine")

@@ -127,7 +127,7 @@ func readTags(kind string, stats reflect.Type) (fields []taggedField) {
 			t := taggedField{index: f.Index, name: kind + "." + cmp.Or(tag, gauge), counter: counter}
 			if leaf.Kind() == reflect.String {
 				if t.name, t.values = listedValues(t.name); t.values == nil {
-					panic(fmt.Sprintf("policy: the tag of %s.%s lists no values", stats, f.Name))
+					panic(fmt.Sprintf("policy: tag of %s.%s lists no values", stats, f.Name))
 				}
 			}
 			fields = append(fields, t)

@@ -62,11 +62,11 @@ func (r *Registry) add(p policy.Describer) error {
 	d := p.Describe()
 	switch {
 	case d.Kind == "":
-		return fmt.Errorf("registry: a %T has no kind", p)
+		return fmt.Errorf("registry: %T has no kind", p)
 	case d.Name == "":
-		return fmt.Errorf("registry: a %T has no name", p)
+		return fmt.Errorf("registry: %T has no name", p)
 	case !reflect.ValueOf(p).Comparable(): // otherwise == would panic in Remove
-		return fmt.Errorf("registry: a %T cannot be compared: add a pointer to it", p)
+		return fmt.Errorf("registry: %T cannot be compared: add a pointer to it", p)
 	}
 	e := newEntry(p, d)
 	r.changing.Lock()

@@ -634,8 +634,8 @@ func TestAddRejectsInvalidPolicies(t *testing.T) {
 	reg, f := newFakes("users")
 	unnamed, unkind := &fake{}, &describer{policy.Description{Name: "a"}}
 	require.EqualError(t, reg.Add(f[0]), "registry: fake/users is already registered")
-	require.EqualError(t, reg.Add(unnamed), "registry: a *registry_test.fake has no name")
-	require.EqualError(t, reg.Add(unkind), "registry: a *registry_test.describer has no kind")
+	require.EqualError(t, reg.Add(unnamed), "registry: *registry_test.fake has no name")
+	require.EqualError(t, reg.Add(unkind), "registry: *registry_test.describer has no kind")
 	require.EqualError(t, reg.Add(nil), "registry: policy is nil")
 	require.EqualError(t, reg.Add((*bulkhead.Bulkhead)(nil)), "registry: policy is nil")
 	require.EqualError(t, reg.Add(mapPolicy{}),
@@ -645,7 +645,7 @@ func TestAddRejectsInvalidPolicies(t *testing.T) {
 	require.False(t, reg.Remove(&mapPolicy{}), "an equal policy, not the same one")
 	require.Panics(t, func() { reg.MustAdd(unkind) })
 	require.EqualError(t, reg.Add(unkind, &fake{name: "orders"}, unnamed),
-		"registry: a *registry_test.describer has no kind\nregistry: a *registry_test.fake has no name")
+		"registry: *registry_test.describer has no kind\nregistry: *registry_test.fake has no name")
 	_, ok := reg.Get("fake", "orders")
 	require.True(t, ok, "the other policies are added")
 	require.True(t, reg.Remove(f[0]))

@@ -101,7 +101,7 @@ func TestConfigValidate(t *testing.T) {
 			"retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
 		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
 			"retry.Config.Backoff is a function that returns nil: " +
-				"must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
+				"must be a function that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
 		{"several", retry.Config{HealthyAfter: -1, MaxRetryAfter: -2},
 			"retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more\n" +
 				"retry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},

@@ -80,7 +80,7 @@ func (c Config) Validate() error {
 	if c.Backoff != nil {
 		b := c.Backoff()
 		f.Need(b != nil, "Backoff", "a function that returns nil",
-			"one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
+			"a function that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
 		is, must := delay.Check(b)
 		f.Need(must == "", "Backoff", is, must)
 	}

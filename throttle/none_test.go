@@ -172,6 +172,17 @@ func TestAllKeepsItsParts(t *testing.T) {
 }
 
 // TestReasonsMatchErrors compares what a LimitedError matches with its Reason alone.
+func TestAllOfNothingRespectsTheContext(t *testing.T) {
+	all := throttle.All()
+	require.NoError(t, all.Do(t.Context(), ok))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := all.Do(ctx, func(context.Context) error { t.Error("called"); return nil })
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = all.Reserve(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 func TestReasonsMatchErrors(t *testing.T) {
 	all := []error{throttle.ErrLimited, context.DeadlineExceeded, throttle.ErrOutage, context.Canceled}
 	for reason, want := range map[throttle.Reason][]bool{

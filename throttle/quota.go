@@ -73,7 +73,7 @@ func checkQuotas(f *invalid.Fields, quotas []Quota) {
 		q.Window.calendar().Check(f, at+"Window.")
 		for _, other := range quotas[:i] {
 			f.Need(q.Window.calendar() != other.Window.calendar(), fmt.Sprintf("Quotas[%d]", i), q,
-				"of another window than those before it")
+				"for a window that no earlier quota has")
 		}
 	}
 }

@@ -249,7 +249,7 @@ func TestQuotaValidate(t *testing.T) {
 	twice := []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Month}},
 		{N: 2, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}}
 	require.EqualError(t, throttle.Config{Quotas: twice}.Validate(),
-		"throttle.Config.Quotas[1] is 2 per month: must be of another window than those before it")
+		"throttle.Config.Quotas[1] is 2 per month: must be for a window that no earlier quota has")
 	var nine []throttle.Quota
 	for i := range 9 {
 		nine = append(nine, throttle.Quota{N: 1, Window: throttle.Window{Every: time.Duration(1+i) * time.Second}})

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // A Reservation records the tokens that a call has taken. If a Reservation is never settled, the call counts as having
@@ -30,6 +31,9 @@ type Part interface {
 // reserve takes n tokens from each of parts, or from none. If n is byCost, reserve takes from each part the number of
 // tokens that the part's Cost returns.
 func reserve(ctx context.Context, n int, parts ...Part) (*Reservation, error) {
+	if len(parts) == 0 && ctx.Err() != nil {
+		return nil, ended.Error(ctx)
+	}
 	r, complete := &Reservation{}, false
 	defer func() {
 		if !complete { // even if a Cost panicked

@@ -129,7 +129,7 @@ func (s *store) run(
 		}
 	}
 	if !ok {
-		return rec, false, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be two strings and"+
+		return rec, false, fmt.Errorf("redislease: %s: script's answer is %T %v: must be two strings and"+
 			" four integers", op, value, value)
 	}
 	left := max(time.Duration(n[1])*time.Microsecond, 0)

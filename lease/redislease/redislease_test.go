@@ -65,7 +65,7 @@ func TestInvalidAnswers(t *testing.T) {
 		[]any{"x", "me", "seven", 1, 0, 1}, []any{"x", "me", 7, 3.5, 0, 1},
 	} {
 		_, err := answers(value, nil).Load(t.Context(), "a")
-		require.ErrorContains(t, err, "redislease: load: the script's answer")
+		require.ErrorContains(t, err, "redislease: load: script's answer")
 		require.Error(t, answers(value, nil).Renew(t.Context(), second))
 	}
 	_, err := answers(nil, errDown).Acquire(t.Context(), lease.Request{Name: "a"})

@@ -110,10 +110,10 @@ func TestMetersAreChecked(t *testing.T) {
 		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {
 			fleet.Slots("a/x", 1), fleet.Slots("b/x", 1),
 		},
-		`Meters[1].key is "a/x": must be another than those before it`: {
+		`Meters[1].key is "a/x": must be different from the keys of earlier meters`: {
 			fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1),
 		},
-		`Meters[1].key is "a/": must be another than those before it`: {
+		`Meters[1].key is "a/": must be different from the keys of earlier meters`: {
 			fleet.Slots("a", 1), fleet.Slots("a/", 1),
 		},
 		`Meters[0].cost is -500: must be 0 or more`: {

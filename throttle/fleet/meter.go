@@ -118,7 +118,7 @@ func (m *Meter) invalidField(before []Meter) (field string, value any, must stri
 		return ".key", strconv.Quote(m.key),
 			fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", before[0].tag)
 	case slices.ContainsFunc(before, func(other Meter) bool { return other.name == m.name }): // "a" equals "a/"
-		return ".key", strconv.Quote(m.key), "another than those before it"
+		return ".key", strconv.Quote(m.key), "different from the keys of earlier meters"
 	case m.kind == rates && m.perSecond != throttle.None && m.perSecond != throttle.Unlimited &&
 		!(m.perSecond > 0 && m.perSecond <= 1e9):
 		return ".perSecond", m.perSecond, "above 0 and at most 1e9, throttle.None or throttle.Unlimited"

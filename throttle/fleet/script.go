@@ -27,7 +27,7 @@ func parseReply(r Reply) (answer, error) {
 		ok = ok && isInt
 	}
 	if r.Err == nil && !ok {
-		r.Err = fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
+		r.Err = fmt.Errorf("fleet: script's answer is %T %v: must be integers", r.Value, r.Value)
 	}
 	return a, r.Err
 }
@@ -83,7 +83,7 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 		valid = e != nil
 	}
 	if err == nil && !valid {
-		err = fmt.Errorf("fleet: %s: the script's answer is %v", r.cfg.Name, a)
+		err = fmt.Errorf("fleet: %s: script's answer is %v", r.cfg.Name, a)
 	}
 	return a, err
 }
