@@ -11,16 +11,17 @@
 //   - Each operation is one atomic Lua script. A Get whose value is in the Store takes one round trip. A Get that
 //     loads the value takes two round trips.
 //   - All times are measured by Redis's clock. Every Redis key expires. After a load has started, its key occupies
-//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter. For this time, the Store records the
-//     right to store the loaded value.
+//     memory for at least LeaseTTL plus 10 minutes, even if the TTL is shorter, unless the key is invalidated. For this
+//     time, the Store records the right to store the loaded value.
 //   - Keys are distributed to 64 buckets, whose Redis keys start with {prefix:0} to {prefix:63}. Each bucket is a shard
 //     of the Store. In a Redis cluster, all keys of a bucket are in one slot. InvalidateAll takes one round trip for
 //     each bucket.
 //   - All Redis keys that start with {prefix: belong to the Store, and other programs must not use them.
 //
-// Run Redis without persistence, because a restored snapshot may have outdated values. Any maxmemory-policy is fine. A
-// fence or an invalidation can be lost, for example by a failover to a lagging replica. Outdated values may then be
-// served. Each outdated value is served for at most its TTL plus the larger of StaleWhileRevalidate and StaleIfError.
+// Run Redis without persistence, because a restored snapshot may have outdated values. Any maxmemory-policy works. A
+// fence can be lost by an eviction, and a fence or an invalidation by a failover to a lagging replica. Outdated values
+// may then be served. Each outdated value is served for at most its TTL plus the larger of StaleWhileRevalidate and
+// StaleIfError.
 //
 // The leases are described in "Scaling Memcache at Facebook" (NSDI 2013).
 //
