@@ -10,6 +10,10 @@
 //	}
 //
 // The tests run in real time, measured by the Store's own clock. The package depends on no assertion library.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may add tests.
 package storetest
 
 import (
