@@ -1,5 +1,5 @@
 // Package cacheaside caches the results of slow reads in memory and, optionally, in a [Store] that several processes
-// share. After a write, a read never returns a value from before the write.
+// share. After [Cache.Write] has returned, a [Cache.Get] in the same process returns no value from before the write.
 //
 //	users := cacheaside.New(cacheaside.Config[int, User]{
 //		Name: "users",
@@ -14,21 +14,24 @@
 //
 // # Guarantees
 //
-// A Cache gives these guarantees, with and without a Store:
+// A Cache gives these guarantees, with and without a Store. The guarantees about invalidations apply to the process
+// that invalidates; for other processes, see the next section.
 //
 //   - If a Get starts after Write, Invalidate or InvalidateAll has returned, the value that Get returns is at least as
 //     new as the data that was committed before the invalidation. Write invalidates its key after its function has
-//     returned. If a load is in flight during an invalidation, the result of the load is not cached. Callers that
-//     joined the load before the invalidation may get the result.
+//     returned. Exceptions: Load reads an outdated value (see Config.ReplicaLag), or the Store has lost data. If a load
+//     is in flight during an invalidation, the result of the load is not cached. Callers that joined the load before
+//     the invalidation may get the result.
 //   - At most one load of a key runs at a time in each process. With a Store, at most one load of a key runs in all
 //     processes together until the lease of the load expires. A lease is the right to load a key for a limited time.
-//     There are two exceptions. After a load was canceled, timed out, was invalidated or was bypassed by SkipMemory,
+//     There are three exceptions. After a load was canceled, timed out, was invalidated or was bypassed by SkipMemory,
 //     that load may still run while a new load of the same key runs. While the Store fails, or a Write of the key is in
-//     progress, each process loads the key by itself.
+//     progress, each process loads the key by itself. Each Config.Version has its own lease.
 //   - Panics, and errors other than ErrNotFound, are never cached. If a load fails, all callers that wait for the load
-//     get a failure, in every process.
+//     get an error, in every process, unless they may get a stale value. A load whose error is an answer, that a policy
+//     refused or that was canceled fails only for the callers in its process: another process then starts a load.
 //   - After its TTL, a value is served only if Config.StaleWhileRevalidate, StaleIfError or SoftTimeout allows the
-//     value. After an invalidation of its key, a value is never served.
+//     value. A Get that starts after an invalidation of its key is never served the invalidated value.
 //   - A caller waits for a load only until the caller's own ctx is done. When the last caller of a load has canceled,
 //     the load is canceled, unless Config.FinishLoads is set.
 //
@@ -37,12 +40,14 @@
 // With a Store, a process sees its own writes; for an exception, see Config.ReplicaLag. A process sees a write of
 // another process when the Store notifies it of the write. If the Store has no subscription for notifications, a
 // process may serve an outdated value from its memory. An outdated value is served for at most its TTL plus the larger
-// of StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one
-// round trip to the Store. While a process has lost its subscription to the Store, it serves no values from its memory.
+// of StaleWhileRevalidate and StaleIfError. A Get with [GetOptions].SkipMemory sees all writes of which the Store was
+// notified, at the cost of one round trip to the Store. When a process detects that its subscription to the Store is
+// lost, it serves no values from its memory until it has subscribed again.
 //
-// Write sets a fence on its key in the Store before it changes the source. While the fence is in place, the Store has
-// no value for the key, and every process loads the key from the source. So if a process dies after the change and
-// before the invalidation, other processes do not read an outdated value from the Store.
+// Write sets a fence on its key in the Store before it changes the source. If the Store cannot set the fence, Write
+// continues without it (see [EventFenceFailed]). While the fence is in place, the Store has no value for the key, and
+// every process loads the key from the source. So if a process dies after the change and before the invalidation, the
+// Store has no outdated value for other processes to read.
 //
 // A Store can lose data in a restart, an eviction or a failover to a lagging replica. A Store that has lost data may
 // return values from before a Write. Such a value is returned for at most its TTL plus the larger of
@@ -135,8 +140,9 @@ func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
 // Close cancels the loads in flight and waits until they have returned, even if a Load ignores its ctx. The callers of
 // canceled loads get [ErrClosed]. With a Store, Close then retries the invalidations that have not reached the Store.
-// If some invalidations still fail, Close returns an [*InvalidateError] that lists their keys. Load, Middleware and
-// observers must not call Close. Otherwise Close would wait for them forever.
+// If some invalidations still fail, Close returns an [*InvalidateError] that lists their keys. Further calls to Close
+// wait for the first call, and return nil. Load, Middleware and observers must not call Close. Otherwise Close would
+// wait for them forever.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {

@@ -27,7 +27,7 @@ type Config[K comparable, V any] struct {
 	//
 	// Load runs on its own goroutine. The ctx of Load has the values of the ctx of the call that started the load. The ctx
 	// of Load is done when LoadTimeout has elapsed, when the last caller has canceled (see FinishLoads), or when the Cache
-	// is closed. Load may call Get for other keys, and may pass its ctx to Get.
+	// is closed. Load may call Get for other keys, and may pass its ctx to Get. Loads of different keys run concurrently.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. If LoadMany returns nil or [ErrNotFound] as its error, a key that is
 	// missing from the map does not exist. If LoadMany returns any other error, the missing keys have failed with that
@@ -39,7 +39,8 @@ type Config[K comparable, V any] struct {
 	// Zero means 5 minutes.
 	TTL time.Duration
 	// Jitter is the largest fraction by which a TTL is shortened at random. With jitter, values that were loaded together
-	// do not expire together. Jitter must not exceed 1. Zero means 0.1; [None] means no jitter.
+	// do not expire together. Jitter also applies to NotFoundTTL. Jitter must not exceed 1. Zero means 0.1; [None] means
+	// no jitter.
 	Jitter float64
 	// StaleWhileRevalidate is the time for which a value may still be served after its TTL while a refresh runs in the
 	// background. Callers do not wait for the refresh. Zero means that no stale value is served during a refresh.
@@ -48,13 +49,13 @@ type Config[K comparable, V any] struct {
 	// stale value when the load has failed, or when SoftTimeout has elapsed. If the caller's ctx is done earlier, the
 	// caller does not get the stale value. Zero means that no stale value is served after a failed load.
 	StaleIfError time.Duration
-	// ErrorPause is the pause between a failed load and the next load of a key that has a stale value. During the
-	// pause, the stale value is served. The pause applies to all processes that share the Store. If there is no stale
-	// value after a failed load, the next call starts a load immediately.
+	// ErrorPause is the pause between a failed load and the next load of a key that has a stale value. During the pause,
+	// the stale value is served. The pause applies to all processes that share the Store, unless a policy refused the load
+	// or the load was canceled. If there is no stale value after a failed load, the next call starts a load immediately.
 	//
-	// ErrorPause is also the pause in the calls to a shard of the [Store] after a call to that shard has failed.
-	// While the Store hangs, at most two callers wait for the Store during each ErrorPause. Zero means 1 second;
-	// [None] means no pause.
+	// ErrorPause is also the pause in the calls to a shard of the [Store] after a call to that shard has failed. After the
+	// first call to a Store that hangs has failed, at most two callers wait for the Store during each ErrorPause. Zero
+	// means 1 second; [None] means no pause.
 	ErrorPause time.Duration
 	// RefreshAhead enables the XFetch algorithm, which refreshes values in the background before their TTL ends. XFetch
 	// chooses values at random. The probability of a refresh grows toward the end of a value's TTL, and is higher if the
@@ -63,7 +64,8 @@ type Config[K comparable, V any] struct {
 	// refreshed the value in the Store. So n processes may load a value n times in each TTL. Zero means that no value is
 	// refreshed before its TTL ends.
 	RefreshAhead float64
-	// NotFoundTTL is the time for which ErrNotFound is cached. Zero means that ErrNotFound is not cached.
+	// NotFoundTTL is the time for which ErrNotFound is cached. Load can override NotFoundTTL with [SetTTL], even if
+	// NotFoundTTL is zero. Zero means that ErrNotFound is not cached.
 	NotFoundTTL time.Duration
 	// ReplicaLag is the time after a change for which Load may still read an outdated value, for example from a
 	// replica. If a value is loaded less than ReplicaLag after a change of its key, the value is served only until
@@ -73,23 +75,25 @@ type Config[K comparable, V any] struct {
 	// there. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
-	// LoadTimeout limits the duration of each load. After LoadTimeout, callers get a [*TimeoutError], even if Load ignores
-	// its ctx. Zero means 30 seconds.
+	// LoadTimeout limits the duration of each load, including the retries of Middleware and the wait for the Store or for
+	// a load of another process. After LoadTimeout, callers get a [*TimeoutError], even if Load ignores its ctx. Zero
+	// means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout limits the time that callers wait for a load. It applies only if StaleIfError allows a stale value.
-	// SoftTimeout is counted from the start of the load. After SoftTimeout, the load's callers get the stale value, and
-	// the load continues. If only the Store has a stale value, callers wait at least until the Store has responded.
-	// Zero means no limit.
+	// SoftTimeout limits the time that callers wait for a load. It applies only if there is a stale value, so it requires
+	// StaleIfError. SoftTimeout is counted from the start of the load. After SoftTimeout, the load's callers get the stale
+	// value, and the load continues. If only the Store has a stale value, callers wait at least until the Store has
+	// responded. Zero means no limit.
 	SoftTimeout time.Duration
 	// FinishLoads lets a load continue after its last caller has canceled. Set FinishLoads if loads take longer than
-	// callers wait. By default, a load is canceled when its last caller cancels.
+	// callers wait. By default, a load is canceled when its last caller cancels. Even with FinishLoads, a load is then
+	// canceled if its result will not be cached, for example because its key was invalidated.
 	FinishLoads bool
 	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent loads.
 	// The function that Middleware returns must call the wrapped function synchronously, not on another goroutine.
 	//
-	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, the load
-	// counts as failed. If Load returns an answer other than ErrNotFound, such as resilience.Answer(err), callers get
-	// that error even if there is a stale value.
+	// Policies treat ErrNotFound as an answer of the source, not as a failure. If a policy refuses a load, callers may get
+	// a stale value, as after a failed load. If Load returns an answer other than ErrNotFound, such as
+	// resilience.Answer(err), callers get that error even if there is a stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. An entry stays in memory
@@ -97,16 +101,18 @@ type Config[K comparable, V any] struct {
 	// is required.
 	Capacity int
 	// Weight returns the weight of an entry, for example its size in bytes. A weight below 1 counts as 1. An entry that
-	// caches ErrNotFound always has weight 1. An entry whose weight exceeds Capacity is not cached. Weight is called once
-	// for each value, on the goroutine of its load. Nil means that each entry weighs 1.
+	// caches ErrNotFound always has weight 1. An entry whose weight exceeds Capacity is not cached in memory. Weight is
+	// called for each value that is loaded or read from the Store, on the goroutine of the load. Nil means that each entry
+	// weighs 1.
 	Weight func(key K, value V) int
 
 	// Store is a second-level cache that several processes share. A Get that finds no fresh value in memory queries the
 	// Store. Each Cache in a process must have its own instance of the Store. Nil means that values are cached in memory
 	// only.
 	Store Store
-	// Key converts a key to a string for the Store. Different keys must have different strings. Nil means that strings
-	// and integers are formatted like %v. For a K of any other type, Key is required.
+	// Key converts a key to a string for the Store. Different keys must have different strings. Nil means that strings are
+	// used unchanged and integers are formatted in decimal, even if K has a method String. For a K of any other kind, Key
+	// is required.
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON. If JSON cannot restore a V, a Codec is required. JSON cannot
 	// restore a V that contains unexported fields or interfaces. It also cannot restore a V that contains a type with

@@ -15,7 +15,7 @@ var (
 	// ErrNotFound means that a key does not exist. Load returns ErrNotFound, possibly wrapped, and Get returns it to the
 	// caller. ErrNotFound is an answer, not a failure, so policies count it as a success.
 	ErrNotFound error = notFound{}
-	// ErrClosed is returned by the methods of a closed Cache.
+	// ErrClosed is returned by the methods of a closed Cache that read, write or invalidate.
 	ErrClosed = errors.New("cacheaside: closed")
 	// ErrNotPropagated means that an invalidation did not reach the Store. Every *InvalidateError matches
 	// ErrNotPropagated.

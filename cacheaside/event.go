@@ -30,13 +30,14 @@ type Event struct {
 	Name string        // the Name of the Config
 	Key  any           // the key, of type K; nil if the event is not about a single key
 	Err  error         // the error of a load, a Codec or a call to the Store
-	Took time.Duration // the duration of the last attempt of a load
+	Took time.Duration // the duration of a load's last attempt or, if the load timed out, of the whole load
 }
 
-// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event.
-// The call or the load continues only after f has returned. The ctx of f has the values of the ctx of the call or load
-// that caused the event. f must not call Close. If f panics while a method of the Cache calls it, the panic propagates
-// to the method's caller. If f panics during a load, the panic is logged.
+// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event. The
+// call or the load continues only after f has returned. The ctx of f has the values of the ctx of the call or load that
+// caused the event. f must not call Close. If f panics while a method of the Cache calls it, the panic propagates to
+// the method's caller. If f panics during a load, or with an event that reports the state of the Store or of its
+// notifications, the panic is logged.
 //
 // With a Store, the first EventWatchBegan may occur before Observe is called. To find out whether notifications
 // already arrive, read [Stats].Watching.

@@ -32,9 +32,10 @@ const (
 // value, Get returns the result of Load.
 //
 // If ctx is done before the value is available, the error wraps context.Cause(ctx). An error of Load is returned
-// unchanged, except to callers that waited for a load of another process. The Cache's own errors are [ErrNotFound],
-// [*TimeoutError] and [ErrClosed]. If Load panics or calls [runtime.Goexit], the returned error has a method Stack()
-// []byte. If the panic value is an error, the returned error wraps it.
+// unchanged or wrapped, with two exceptions. Callers that waited for a load of another process get an error that only
+// reports that the load failed. While ErrNotFound is cached, callers get ErrNotFound itself. The Cache's own errors to
+// test for are [ErrNotFound], [*TimeoutError] and [ErrClosed]. If Load panics or calls [runtime.Goexit], the returned
+// error has a method Stack() []byte. If the panic value is an error, the returned error wraps it.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	v, _, err := c.GetWith(ctx, key, GetOptions{})
 	return v, err

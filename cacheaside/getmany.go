@@ -8,10 +8,11 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// GetMany returns the values of keys, by the rules of [Cache.Get]. If the Config has a LoadMany, GetMany loads all
-// missing values in one call to LoadMany. The map has no value for a key that does not exist, and no value for a key
-// whose load has failed. The error joins the errors of the failed loads. If ctx is done before all values are found,
-// the map has the values found so far.
+// GetMany returns the values of keys, by the rules of [Cache.Get]. If the Config has a LoadMany, GetMany loads the
+// missing values in one call to LoadMany. It needs more calls if another process had the lease of some keys and did not
+// store their values. The map has no value for a key that does not exist, and no value for a key whose load has failed.
+// The error joins the errors of the failed loads. If ctx is done before all values are found, the map has the values
+// found so far, and the error wraps context.Cause(ctx).
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)

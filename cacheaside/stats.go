@@ -28,7 +28,7 @@ type Stats struct {
 	Overtaken int64 `counter:"overtaken"` // loads not cached in memory because of an invalidation or SkipMemory
 
 	Entries              int64 `gauge:"entries"`  // entries in memory, including stale entries
-	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
+	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store (all keys: 1)
 	Watching             int64 `gauge:"watching"` // 1 while values are cached in memory
 }
 

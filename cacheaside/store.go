@@ -27,9 +27,10 @@ import (
 // all Versions of a key.
 type Store interface {
 	// Shard returns the number of the shard that has key. A shard is a part of the Store that can fail while other parts
-	// work. Shard always returns the same number for the same key. After a call to a shard has failed, a Cache does not
-	// call that shard for the duration Config.ErrorPause. After a call to a shard has hung, the other shards may hang,
-	// too. The Cache then calls only one of the other shards at a time, until they have answered.
+	// work. Shard always returns the same number for the same key. After a call to a shard has failed, a Cache reads and
+	// stores no values of that shard for the duration Config.ErrorPause. It continues to send fences and invalidations,
+	// unless the call has hung. After a call to a shard has hung, the other shards may hang, too. The Cache then calls
+	// only one of the other shards at a time, until they have answered.
 	Shard(key string) uint8
 
 	// Acquire reads the value of each Request's key. If the key has no fresh value or the Request sets Refresh, the caller

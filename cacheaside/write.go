@@ -8,9 +8,10 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Write calls the function write and then invalidates key, even if write fails or panics. The function write must
-// change the value of key in the source that Load reads. Write returns the error of write. To protect the source with
-// a breaker, call Write in the function that the breaker runs.
+// Write calls the function write and then invalidates key, even if write fails or panics. If ctx is done before that,
+// Write returns an error that wraps context.Cause(ctx) and does not call write. The function write must change the
+// value of key in the source that Load reads. Write returns the error of write. To protect the source with a breaker,
+// call Write in the function that the breaker runs.
 //
 // With a Store, Write first tries to fence the key. While the fence is in place, every process loads the key from the
 // source and does not cache the result. If write takes too long, the ctx passed to write is canceled before the fence
@@ -77,7 +78,8 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 }
 
 // Expire is like [Cache.Invalidate], but makes the values of keys stale instead of removing them. A stale value may be
-// served for as long as Config.StaleWhileRevalidate or Config.StaleIfError allows, counted from the call to Expire.
+// served for as long as Config.StaleWhileRevalidate or Config.StaleIfError allows, counted from the call to Expire or
+// from the end of the value's TTL, whichever is earlier.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, true)
 }
