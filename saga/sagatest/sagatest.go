@@ -37,17 +37,19 @@ type Case[S any] struct {
 //     arrives.
 //   - Do has no effect, and its reply is lost. Undo is called although Do has had no effect. After the Undo, the Do
 //     arrives late and must be declined. Check does not cause this failure in a step without Undo.
-//   - A policy of this module refuses the first call to Do.
+//   - A policy refuses the first call to Do.
 //
-// Each Do and each Undo is called twice with the same command ID. Check reports an error if a call that must succeed
-// fails, if the saga ends in another status than expected, or if encoding and decoding change the state.
+// Each Do and each Undo is called twice with the same command ID. Check reports an error if the definition is invalid,
+// if a call that must succeed fails, if the saga ends in another status than expected, or if encoding and decoding
+// change the state.
 //
 // Check calls the functions in verify after each run, to compare the state of the participants with the Case. Each run
 // may have new participants, or all runs may share the same participants.
 //
-// Check ignores Attempts, Backoff, Delay and Await. SignalFrom returns no signal. If a Do needs a signal's payload,
-// test the Do separately, and leave its step out of the saga that Check runs. Check calls no DoTx and no UndoTx, and
-// starts no children. Call Check separately for the definition of each child.
+// Check ignores Saga.Timeout, and the steps' Attempts, UndoAttempts, Backoff, Delay, Await and AwaitFor. SignalFrom
+// returns no signal. If a Do needs a signal's payload, test the Do separately, and leave its step out of the saga that
+// Check runs. Check calls no DoTx and no UndoTx, and starts no children. Call Check separately for the definition of
+// each child.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
