@@ -7,12 +7,13 @@
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row in the table saga. A saga's log is in the table saga_log, and its signals are in saga_signal. Times
-// are stored as microseconds since 1970, according to the database's clock. Calls to the store do not become slower as
-// the number of ended sagas grows.
+// are stored as microseconds since 1970, according to the database's clock. The calls that run sagas do not become
+// slower as the number of ended sagas grows.
 //
-// If the owner of a saga dies, another runner takes the saga over after at most twice RunnerConfig.LeaseTTL, even if
-// the database's clock is set back. A saga without an owner is due at a fixed time of this clock. If the clock is set
-// back, the saga waits until the clock reaches this time.
+// If the owner of a saga dies, the saga is due again after at most RunnerConfig.LeaseTTL, or after about twice this
+// time if the database's clock is set back. Another runner takes the saga over at its next poll. A saga without an
+// owner is due at a fixed time of this clock. If the clock is set back, the saga waits until the clock reaches this
+// time.
 //
 // # Replication and failover
 //
@@ -260,6 +261,8 @@ func (s *tables) settings(ctx context.Context) error {
 }
 
 // Check returns nil if the tables exist, this program can use their version, and the server is supported; see Migrate.
+// Otherwise, the error matches sagastore.ErrNotMigrated. If Check cannot find this out, for example because the
+// database does not answer, it returns another error.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.tables.schema().Check(ctx, s.tables.db)
 	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion, sqldb.ErrServer} {
