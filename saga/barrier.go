@@ -23,8 +23,8 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx (see [CommandFrom]) only once. In one transaction of db, fn makes its changes and
-// Apply records the command in the [BarrierTable].
+// Apply applies the command of ctx (see [CommandFrom]) only once. If ctx has no command, Apply returns an error. In one
+// transaction of db, fn makes its changes and Apply records the command in the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
 //		return book(ctx, tx, room) // or saga.Declined(err) if there is no room; Apply records that

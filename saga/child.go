@@ -15,6 +15,8 @@ import "slices"
 //
 // [Register] registers the definition of the children together with the parent's. Children can run in any runner that
 // knows their definition. Children are deleted with their parent.
+//
+// Child and the functions for children are unstable until version 1.0.0: a minor version may change them.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.

@@ -141,11 +141,11 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 }
 
 // Observe calls f with each event until stop is called. f receives the events of a saga in order, and the saga does not
-// continue until f returns. An event in the log is reported only after it was written. If the process crashes between
-// the write and the report, the event is never reported. A panic in f is logged and otherwise ignored. Call Observe
-// before Run. If neither the runner nor the registry.Registry that contains the runner has an observer, the runner logs
-// warnings to slog.Default. The runner logs one warning for each EventStuck and EventStalled, and at most one warning
-// per second for EventStoreFailed.
+// continue until f returns. f is called concurrently with the events of different sagas. An event in the log is
+// reported only after it was written. If the process crashes between the write and the report, the event is never
+// reported. A panic in f is logged and otherwise ignored. Call Observe before Run. If neither the runner nor the
+// registry.Registry that contains the runner has an observer, the runner logs warnings to slog.Default. The runner logs
+// one warning for each EventStuck and EventStalled, and at most one warning per second for EventStoreFailed.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "observer", f, e) })
 }

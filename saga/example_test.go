@@ -414,7 +414,7 @@ func ExampleHandle_Signal() {
 	// <nil>
 }
 
-// Nobody approves the trip within AwaitFor, so it turns back.
+// No approval arrives within AwaitFor, so the trip turns back.
 func ExampleStep_await() {
 	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Poll: 10 * time.Millisecond})
 	trips := saga.Register(runner, &saga.Saga[Trip]{Name: "trip", Steps: []saga.Step[Trip]{

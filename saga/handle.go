@@ -52,12 +52,13 @@ func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	return h
 }
 
-// Start starts a saga with the state s. Once Start has returned nil, the saga is recorded and runs to its end, in this
-// process or another.
+// Start starts a saga with the state s. Once Start has returned nil, the saga is recorded. Runners then continue it
+// until it ends or is stuck, in this process or another.
 //
-// The id has 1 to 200 bytes. If a saga with the id exists already, Start changes nothing and returns that saga. So
-// Start can be repeated after an error. If the existing saga is of another definition, the error matches [ErrExists].
-// Start also returns an error if decoding the encoded state does not restore s.
+// The id has 1 to 200 bytes of UTF-8 without NUL. If a saga with the id exists already, Start changes nothing and
+// returns that saga. So Start can be repeated after an error. If the existing saga is of another definition, the error
+// matches [ErrExists]. Start also returns an error if the encoded state cannot be decoded or, without a Codec, if
+// decoding does not restore s.
 func (h *Handle[S]) Start(ctx context.Context, id string, s S) (*Instance, error) {
 	data, err := h.encode(ctx, &s)
 	if err != nil {
@@ -149,7 +150,8 @@ func (h *Handle[S]) notRegistered(in *Instance) error {
 // signal of each name, so Signal can be repeated. The saga may be of any definition.
 //
 // The error matches [ErrNotFound] if there is no such saga. The error matches [ErrNotAllowed] if no step awaits the
-// signal, or if the saga turned back or ended before a signal of that name arrived.
+// signal, or if the saga turned back or ended before a signal of that name arrived. If the saga's definition is not
+// registered in this process, Signal cannot find out whether a step awaits the signal, and records it.
 //
 // If Signal returned nil, SignalFrom returns the payload in the Do of the step that awaits the signal, and in the Do of
 // each later step. If the saga turns back, SignalFrom also returns the payload in each Undo. So if a signal reports a
@@ -174,9 +176,9 @@ func (h *Handle[S]) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, p
 
 // Cancel records a request to turn a running saga back; it does not wait until the saga has turned back. A step in
 // progress may still succeed. A pivot without Undo is still retried while the pivot's outcome is unknown.
-// [Handle.Result] returns how the saga has ended. If the saga is not running, or its pivot is done, the error matches
-// [ErrNotAllowed]. If the saga is of another definition, the error matches [ErrNotRegistered]. The note is written to
-// the saga's log.
+// [Handle.Result] returns how the saga has ended. If there is no such saga, the error matches [ErrNotFound]. If the
+// saga is not running, or its pivot is done, the error matches [ErrNotAllowed]. If the saga is of another definition,
+// the error matches [ErrNotRegistered]. About the first 4,000 bytes of the note are written to the saga's log.
 func (h *Handle[S]) Cancel(ctx context.Context, id, note string) error {
 	in, err := h.engine.Get(ctx, id)
 	if err != nil {

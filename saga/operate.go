@@ -101,7 +101,8 @@ func (r *Runner) cancel(ctx context.Context, id, note string) error {
 	return nil
 }
 
-// An Operation is an operator's [Action] with its arguments.
+// An Operation is an operator's [Action] with its arguments. Action, Operation and [Runner.Operate] are unstable until
+// version 1.0.0: a minor version may change them.
 type Operation struct {
 	Action Action
 	// Step is the step that ActionSkip skips. An empty Step means the step at which the saga is stuck. If the saga is not

@@ -30,8 +30,10 @@
 //     of a DoTx or UndoTx are applied exactly once.
 //   - A saga turns back when it stops going forward and starts to undo its steps. After a saga has turned back, it
 //     starts no Do that would have to be undone.
-//   - If the database and at least one process with the saga's definition are running, every saga ends or becomes
-//     stuck. [Runner.Observe] reports stuck sagas, and [Runner.Operate] lets an operator resolve them.
+//   - If the database and at least one process with the saga's definition are running, runners continue every saga
+//     until it ends or becomes stuck. Some waits have no limit: for a signal without AwaitFor, for a policy that
+//     refuses each attempt, and for a step after the pivot that keeps failing. [Runner.Observe] reports stuck sagas,
+//     and steps that keep failing ([EventStalled]). [Runner.Operate] lets an operator resolve them.
 //   - Sagas are not isolated from each other: the effects of a step are visible before its saga ends.
 //
 // # Results of a Do
@@ -51,9 +53,11 @@
 //	MaybeApplied(err)      up to Attempts    yes      the step may have taken effect, whatever err itself reports
 //	a refusal              without a limit   no       a policy, such as an open breaker, did not make the call
 //	an answer              no                yes      as Permanent(err), unless the error is Retryable
+//	a panic                up to Attempts    yes      the step may have taken effect; for Run, see there
 //
 // A refusal is an error whose Refused method returns true. An answer is an error whose Answered method returns true. An
-// answer whose Retryable method also returns true has the same result as "any other error".
+// answer whose Retryable method also returns true has the same result as "any other error". A DoTx that returns an
+// error, and a step with ReadOnly, took no effect, so they are not undone.
 //
 // If an earlier attempt of a step may have taken effect, a saga that turns back undoes the step, even if later attempts
 // were refused. If a pivot without an Undo returns Permanent, the saga is stuck, and an operator must find out whether
@@ -63,6 +67,11 @@
 //
 // Sources: Compensating Transaction, Scheduler Agent Supervisor (Cloud Design Patterns); Garcia-Molina and Salem,
 // Sagas, SIGMOD 1987.
+//
+// # Stability
+//
+// These parts of the package are unstable until version 1.0.0, and a minor version may change them: child sagas
+// ([Child]), the actions of operators ([Operation]), and the types that only engines use ([Engine]).
 package saga
 
 import (
@@ -81,7 +90,7 @@ const (
 // A Saga is the definition of a saga: its name, its steps and its limits. S is the type of the state that the steps
 // share. A Saga must not be changed after it was passed to [Run], [Register] or [Define].
 type Saga[S any] struct {
-	Name string // 1 to 100 bytes of UTF-8
+	Name string // 1 to 100 bytes of UTF-8 without NUL
 	// Version identifies the steps and the type of the state. Version must be 0 or more. Start with version 1, because an
 	// operator cannot move a saga to version 0; see Operation.Version. Increase Version if a step is added, removed,
 	// renamed or moved, if a different set of steps runs in parallel, or if a different step is the pivot. Also increase
@@ -115,10 +124,11 @@ type Saga[S any] struct {
 // A Step is a command to a participant (the service or database that the step calls), and the function that undoes it.
 // A step that only waits for a Delay or an Await has no Do, DoTx or Child. Every other step has exactly one of them.
 type Step[S any] struct {
-	Name string // 1 to 100 bytes of UTF-8 without "/"; unique in the saga
+	Name string // 1 to 100 bytes of UTF-8 without "/" and NUL; unique in the saga
 
 	// Do does the work of the step. Do may be called again after it took effect, with the same command ID. See the package
-	// documentation for the meaning of the error that Do returns.
+	// documentation for the meaning of the error that Do returns. The changes of Do to s are recorded with the result of
+	// the attempt, even if Do returns an error.
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. Undo may be called several times, even if Do never took effect. Undo may also be called before a
 	// delayed request of Do reaches the participant. The participant must then reject the delayed request. The pivot and
@@ -140,9 +150,11 @@ type Step[S any] struct {
 	// Child makes the step start one or more other sagas and wait for them. See [ChildOf].
 	Child *Child[S]
 
-	// Parallel makes the step run in parallel with the step before it. If one of several parallel steps fails permanently,
-	// the others are canceled, and all parallel steps are undone. The first step cannot be Parallel. A pivot and a step
-	// with Await cannot run in parallel with other steps.
+	// Parallel makes the step run in parallel with the step before it. If one of several parallel steps before the pivot
+	// fails permanently, the others are canceled, and all parallel steps that may have taken effect are undone. With a
+	// Runner, each parallel step has its own copy of s, and the changes are merged. If two steps have changed the same
+	// field to different values, the attempt that ends later fails, and is retried with the merged state. The first step
+	// cannot be Parallel. A pivot and a step with Await cannot run in parallel with other steps.
 	Parallel bool
 
 	// Delay is the time that the step waits before it starts. Zero means no wait.
@@ -167,15 +179,17 @@ type Step[S any] struct {
 
 	// Timeout limits the duration of each attempt. Zero means 1 minute; [Unlimited] means no limit.
 	Timeout time.Duration
-	// Attempts limits the number of attempts of Do. Attempts that a policy refused do not count. Zero means 3; [Unlimited]
-	// means no limit. Steps after the pivot never have a limit.
+	// Attempts limits the number of attempts of Do. Attempts that a policy refused, or that were interrupted because the
+	// runner stopped or lost the saga, do not count. Zero means 3; [Unlimited] means no limit. Steps after the pivot never
+	// have a limit.
 	Attempts int
-	// UndoAttempts limits the number of attempts of Undo. If the last attempt fails, the saga is stuck. Attempts that a
-	// policy refused do not count. Zero means 20; [Unlimited] means no limit.
+	// UndoAttempts limits the number of attempts of Undo. If the last attempt fails, the saga is stuck. The same attempts
+	// as for Attempts do not count. Zero means 20; [Unlimited] means no limit.
 	UndoAttempts int
-	// Backoff returns the wait after a failed attempt. The argument is the number of the attempt, from 1. If the attempt's
-	// error has a RetryAfter method that returns a longer wait, the step uses the longer wait, up to about 1 hour. Nil
-	// means Exponential(100*time.Millisecond, time.Minute).
+	// Backoff returns the wait after a failed or refused attempt. The argument is the number of the attempt, from 1, and
+	// includes the latest consecutive refusals. After a refusal, the wait is at least 10ms. If the attempt's error has a
+	// RetryAfter method that returns a longer wait, the step uses the longer wait, up to about 1 hour. Nil means
+	// Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
 	// Middleware wraps each attempt of Do and Undo in policies, for example in the Wrap method of a breaker. Middleware

@@ -183,7 +183,7 @@ func (c *counters) store(counts []Count) {
 //
 // The health check queries the store. A Health that is not Pass has one of these states:
 //
-//   - "store_down", with status Fail: the store does not answer.
+//   - "store_down", with status Fail: the store does not answer, or returns an error.
 //   - "store_fails", with status Fail: the runner's latest claim or heartbeat failed.
 //   - "stuck", with status Fail: sagas are stuck.
 //   - "stalled", with status Fail: a step of a saga that the runner holds does not return; see [EventStalled].
