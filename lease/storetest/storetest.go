@@ -6,6 +6,10 @@
 //
 // The tests run in real time, with the store's own clock. Some tests wait until a term with a TTL of 100 ms has ended.
 // If the store rounds a TTL of 100 ms up, these tests wait longer.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may add tests.
 package storetest
 
 import (
