@@ -46,8 +46,9 @@
 //
 // A failover may lose commits, for example because the replication is asynchronous. A failover may even lose the record
 // of a term that has just started, together with the term's fenced transactions. After a failover, the next term's
-// epoch is still greater, because epochs are based on the time. To find the new primary automatically, the store closes
-// the pool's connections to a server that no longer accepts writes.
+// epoch is still greater, unless the new primary's clock is behind by more than the duration of the outage. Epochs are
+// based on the database's clock. To find the new primary automatically, the store closes the pool's connections to a
+// server that no longer accepts writes.
 package sqllease
 
 import (
