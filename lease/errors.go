@@ -7,8 +7,8 @@ import (
 )
 
 var (
-	// ErrLost is matched by every [*LostError]. After a term is over, [Term.Err] and [Term.Fence] return a LostError,
-	// which is also the cause of the term's ctx.
+	// ErrLost is matched by every [*LostError]. After a term is over, [Term.Err] and [Term.Fence] return a LostError. It
+	// is also the cause of the term's ctx, unless that ctx was done before; see [Term.Context].
 	ErrLost = errors.New("lease: lost")
 
 	// ErrRunTaken is returned by [Store].Renew if the store has already recorded this run of [Candidate.Every] or a later
@@ -37,7 +37,7 @@ const (
 type LostError struct {
 	Name  string // the name of the lease
 	Epoch int64  // the term's epoch
-	Err   error  // the error of the last renewal; nil if that renewal succeeded
+	Err   error  // the error of the last renewal if the term was not renewed in time; may be nil
 
 	reason reason
 }

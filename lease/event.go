@@ -16,7 +16,7 @@ const (
 	EventElected     EventKind = "elected"      // a term has started
 	EventLost        EventKind = "lost"         // a term has ended without being resigned; its function may still run
 	EventResigned    EventKind = "resigned"     // a term has ended because it was resigned
-	EventStoreFailed EventKind = "store_failed" // a call to the store has failed and is repeated
+	EventStoreFailed EventKind = "store_failed" // a call to the store has failed; requests and renewals are repeated
 )
 
 // An Event is something that happened to a [Candidate].
@@ -34,9 +34,10 @@ type Event struct {
 }
 
 // Observe calls f with each event, in order, until stop is called. A slow f delays the work of a term. There is one
-// exception: an event that occurs while f handles an earlier event is queued, and does not delay the work. If neither
-// the candidate nor the registry.Registry that contains it has an observer, failures of the store are logged as
-// warnings with slog.Default, at most once per second.
+// exception: an event that occurs while f handles an earlier event is queued, and does not delay the work. If f panics
+// on a goroutine of the package, for example during a renewal, the panic is logged. Otherwise, the panic propagates to
+// the caller of a method. If neither the candidate nor the registry.Registry that contains it has an observer, failures
+// of the store are logged as warnings with slog.Default, at most once per second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }

@@ -21,11 +21,11 @@ import (
 //
 // The store records only the time of the lease's last run, not the schedule. If the schedule is changed and an instant
 // of the new schedule has passed since the last run, a run is due immediately. If a process's clock is far ahead, the
-// process records runs in the future. No other process starts a run before the recorded time, and Every reports to
-// OnError that the last run is in the future. In this case, reset the record of the last run, and then restart the
-// leader, because the leader reads the record only when its term starts. If the store loses the record, the next
-// leader restores it from the last run that the leader's process has seen in the store. If that process has seen no
-// run, a run may be repeated.
+// process records runs in the future. No other process starts a run before the recorded time. If this time is more than
+// a minute ahead, Every reports to OnError that the last run is in the future. In this case, reset the record of the
+// last run, and then restart the leader, because the leader reads the record only when its term starts. If the store
+// loses the record, the next leader restores it from the last run that the leader's process has seen in the store. If
+// that process has seen no run, a run may be repeated.
 //
 // Every returns an error if schedule is nil, or if the schedule's Next returns an instant that is not later than
 // Next's argument.

@@ -1,5 +1,6 @@
 // Package lease provides leader election: one process at a time holds a lease and leads. The leader's ctx is canceled
-// before another process can lead, and a database can reject the writes of a former leader.
+// before another process can lead, within the limits described below, and a database can reject the writes of a former
+// leader.
 //
 //	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or lease.NewMemory() in tests
 //	if err := store.Migrate(ctx); err != nil {
@@ -21,18 +22,18 @@
 // # Guarantees of a leader
 //
 // The leader's ctx is canceled, with a cause that matches [ErrLost], before the store gives the lease to another
-// process. The cancellation does not suffice to make a write safe, because a process can be paused between the check of
-// its ctx and the write, and clocks can jump. To make a write safe, do one of the following:
+// process. This does not hold if the process is paused, if the store's clock is set forward, or if the store loses
+// data. So the cancellation does not suffice to make a write safe. To make a write safe, do one of the following:
 //
 //   - Call [Term.Fence] in the transaction that writes. The lease's store must be in the same database as the
 //     transaction; see package sqllease.
 //   - Send [Term.Epoch] in each request to a resource that rejects epochs lower than the highest epoch it has received.
 //
-// Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A store measures
-// the TTL with its own clock. If the store's clock is set forward or the store loses data, leases end early, and the
-// leader may notice only at its next renewal. If the store's clock is set back, the lease of a dead leader lasts
-// longer. The clock of a machine may stop while the machine is suspended. Fences and epochs are safe even if a clock is
-// set or a machine is suspended.
+// Without a fence or an epoch, it is unlikely but possible that two processes work at the same time. A process can be
+// paused between the check of its ctx and a write. A store measures the TTL with its own clock. If the store's clock is
+// set forward or the store loses data, leases end early, and the leader may notice only at its next renewal. If the
+// store's clock is set back, the lease of a dead leader lasts longer. The clock of a machine may stop while the machine
+// is suspended. Fences and epochs are safe even if a clock is set or a machine is suspended.
 //
 // Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby
 // lock service, OSDI 2006.

@@ -22,8 +22,9 @@ func (t Term) Holder() string { return t.holding().c.cfg.Holder }
 // consecutive.
 func (t Term) Epoch() int64 { return t.holding().rec.Epoch }
 
-// Context returns a ctx that is canceled when the term is over. The cause of the canceled ctx matches [ErrLost]. Run,
-// Loop and Every pass this ctx to their functions.
+// Context returns a ctx that is canceled when the term is over, with a cause that matches [ErrLost]. Run, Loop and
+// Every pass this ctx to their functions. If their own ctx is done first, this ctx is done with the same cause,
+// although the term is not over.
 func (t Term) Context() context.Context { return t.holding().ctx }
 
 // Err returns nil until the term is over, and then a [*LostError]. Because Err reads the clock, it may report the end
