@@ -65,13 +65,13 @@ func ExampleNewClient() {
 		fmt.Println(err)
 		return
 	}
-	defer resp.Body.Close() // it returns the request's slot
+	defer resp.Body.Close() // releases the request's slot
 	body, _ := io.ReadAll(resp.Body)
 	fmt.Printf("%s: %s\n", resp.Status, body)
 	// Output: 200 OK: hello
 }
 
-// SDKs take the transport, and its groups reach the policies of a host.
+// An SDK uses the transport. The groups of the transport give access to the policies of each host.
 func ExampleNewTransport() {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
@@ -212,8 +212,7 @@ func ExampleServer_ThrottleBy() {
 	// 429 "address";q=2;w=120 "address";r=0;t=60
 }
 
-// A handler that calls something under policies of its own passes their refusal
-// on.
+// A handler makes calls under its own policies. Refuse writes the response if a policy has refused a call.
 func ExampleServer_Refuse() {
 	var server resiliencehttp.Server
 	db := bulkhead.New(bulkhead.Config{Name: "db", Limit: 1})
@@ -231,6 +230,7 @@ func ExampleServer_Refuse() {
 	// Output: 503 Retry-After: 1 application/problem+json
 }
 
+// The handler reports the health of a registry's policies.
 func ExampleHealth() {
 	reg := registry.New()
 	circuit := breaker.New(breaker.Config{Name: "users"})

@@ -31,12 +31,11 @@ import (
 // Idempotency-Keys, set a Replayable that returns false. Otherwise a request, such as a payment, may take
 // effect twice.
 //
-// Any other request, such as a POST, is sent to the next server only if it has certainly had no effect. A
-// request has certainly had no effect if a policy refused it, if it was never sent, if the response was 429,
-// 503 or 529, or if the Judge returned [Resend]. For example, a POST is not sent to another server after the
-// status 502, or after its connection broke. No request is sent after the caller's ctx is done. Failover uses
-// a Transport's Judge and Replayable only if it receives the Transport itself, and not a RoundTripper that
-// wraps the Transport.
+// Any other request, such as a POST, is sent to the next server only if it has certainly had no effect. A request has
+// certainly had no effect if a policy refused it, if it was never sent, if the response was 429, 503 or 529, or if the
+// Judge returned [Resend]. For example, a POST is not sent to another server after the status 502, or after its
+// connection broke. No request is sent after the caller's ctx is done. Failover uses the Judge and the Replayable of a
+// Transport or a [ClientTransport] only if it receives the transport itself, and not a RoundTripper that wraps it.
 //
 // Envoy also responds with 503 if the connection to the server breaks after Envoy has sent the request. After
 // a 503 from Envoy, the request may therefore have had an effect. If a POST must not take effect twice, do

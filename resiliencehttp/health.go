@@ -29,10 +29,10 @@ const healthTimeout = time.Second
 //		{"name": "breaker/users", "status": "fail", "state": "open"}
 //	]}
 //
-// The response contains neither details nor errors, because they may contain secrets. The overall status is
-// "pass" if every policy's status is "pass", and "warn" otherwise. The HTTP status is always 200, so an
-// orchestrator does not restart the process because of a dependency that is down. The ctx that the health
-// checks of the policies receive is canceled after 1 second. Health panics if policies is nil.
+// The response contains neither details nor errors, because they may contain secrets. The overall status is "pass" if
+// every policy's status is "pass", and "warn" otherwise. The HTTP status of a GET or HEAD is always 200, so an
+// orchestrator does not restart the process because of a dependency that is down. Any other method gets 405. The ctx
+// that the health checks of the policies receive is canceled after 1 second. Health panics if policies is nil.
 //
 // Reference: Health Endpoint Monitoring in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
