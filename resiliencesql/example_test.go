@@ -9,7 +9,8 @@ import (
 	"github.com/go-resilience/resilience/resiliencesql"
 )
 
-// A duplicate key is the database's answer: no breaker opens by it.
+// A duplicate key is an answer of the database, so the breaker stays closed. A server with too many connections opens
+// the breaker.
 func Example() {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	guarded := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{}))
