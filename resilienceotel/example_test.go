@@ -18,7 +18,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A call that is retried, in traces.
+// A retried call has a span, and so has each of its attempts.
 func Example() {
 	spans := tracetest.NewInMemoryExporter()
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
@@ -43,7 +43,7 @@ func Example() {
 	// users Unset 2
 }
 
-// What a registry knows, as metrics.
+// Observe exports the metrics of the policies in a registry.
 func ExampleObserve() {
 	reader := metric.NewManualReader()
 	meters := metric.NewMeterProvider(metric.WithReader(reader))
@@ -75,7 +75,7 @@ func ExampleObserve() {
 	// Output: resilience.breaker.transitions open 1
 }
 
-// The steps of a saga in spans of their own.
+// Each call of a step's Do or Undo has its own span.
 func ExampleSteps() {
 	spans := tracetest.NewInMemoryExporter()
 	t := resilienceotel.New(resilienceotel.Config{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))})

@@ -27,7 +27,7 @@ import (
 // Before Observe is called, add all policies to reg, and register all sagas of a Runner. Observe creates an instrument
 // for each metric that the policies have when Observe is called. If a policy is added later, Observe exports only those
 // of the policy's metrics that already have an instrument. A metric without an instrument is reported once to otel's
-// error handler. Observe returns an error if the policies have no metrics.
+// error handler. Observe returns an error if the policies have no metrics, or if an instrument cannot be created.
 //
 // A counter is exported even while it is zero, because otherwise a rate in Prometheus would not include the counter's
 // first increase. But a counter of a Group's member is exported only when it is no longer zero. If a policy is
