@@ -13,8 +13,9 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
+// A transaction runs under a retrier and a breaker. The breaker opens because the server cannot be reached.
 func Example() {
-	pool, _ := pgxpool.New(context.Background(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable") // nobody is there
+	pool, _ := pgxpool.New(context.Background(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable") // no server
 	defer pool.Close()
 	retries, circuit := retry.New(retry.Config{}), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 
