@@ -11,6 +11,8 @@ import (
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
+// The first command fails, because no server listens at the address. The breaker of the node then refuses the second
+// command.
 func Example() {
 	breakers := resilience.NewGroup(func(string) *breaker.Breaker {
 		return breaker.New(breaker.Config{ConsecutiveFailures: 1})
