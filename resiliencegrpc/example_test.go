@@ -161,7 +161,7 @@ func ExampleMethodOf() {
 	// /resilience.testing.Test/Get closed
 }
 
-// A client that exceeds its limit learns when to retry.
+// A client that exceeds its limit receives the time after which to retry.
 func ExampleServer() {
 	limited := resiliencegrpc.Server{
 		Limit: throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.1, Burst: 1}}),

@@ -27,9 +27,9 @@ import (
 //
 // A refused call ends with one of these statuses:
 //
-//   - RESOURCE_EXHAUSTED if a limit is used up.
-//   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call
-//     for another reason, such as an outage of its store or too many keys.
+//   - RESOURCE_EXHAUSTED if a limit is used up, or if the call costs more than the limit can ever hold.
+//   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call for another
+//     reason, such as an outage of its store or a cooldown.
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
 // If the policy that refused the call specifies when to retry, the client receives this time. The time is in a

@@ -15,7 +15,7 @@ import (
 
 // A step sends its command. All attempts have the same idempotency-key.
 func ExampleSend() {
-	book := func(ctx context.Context) error { // is hotels.Book(ctx, request) in a program
+	book := func(ctx context.Context) error { // a program calls hotels.Book(ctx, request)
 		md, _ := metadata.FromOutgoingContext(ctx)
 		fmt.Println(md.Get("idempotency-key"))
 		return nil
@@ -40,7 +40,7 @@ func ExampleContext() {
 	// InvalidArgument
 }
 
-// A handler's error reaches the step, for which it is declined.
+// Error encodes a Declined on the server, and Result decodes it on the client.
 func ExampleError() {
 	full := saga.Declined(errors.New("hotel full")) // from saga.Apply
 	err := sagagrpc.Error(full)
@@ -51,7 +51,7 @@ func ExampleError() {
 	// true
 }
 
-// A code becomes the error of a Do. An outage may be tried again; a wrong request may not.
+// A code becomes the error of a Do. An outage is retried. An invalid request is not retried.
 func ExampleResult() {
 	for _, code := range []codes.Code{codes.Unavailable, codes.InvalidArgument} {
 		err := sagagrpc.Result(context.Background(), status.Error(code, "no"))

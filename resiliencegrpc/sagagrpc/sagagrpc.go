@@ -1,5 +1,9 @@
 // Package sagagrpc sends the commands of a saga's steps over gRPC. On the server, which is called the
 // participant, the package passes the command to the RPC's handler, which calls [saga.Apply].
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package sagagrpc
 
 import (
@@ -60,8 +64,9 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 //   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition, OutOfRange,
 //     Unimplemented, AlreadyExists and DataLoss become a [saga.Permanent]: the step is not retried, but may
 //     have taken effect.
-//   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect.
-//     After any other unchanged error, the step may have taken effect. The step is then retried.
+//   - Any other error is returned unchanged. If a policy refused the call, the step has not taken effect. After any
+//     other unchanged error, the step may have taken effect. The step is then retried, unless the error is an answer;
+//     see [saga.Permanent].
 func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
