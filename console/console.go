@@ -31,7 +31,8 @@ type Config struct {
 	// unless a handler around the Console does so.
 	Allow func(*http.Request, Operation) error
 	// Audit is called after each operation, with its error or nil. If Allow forbids an operation, Audit receives the error
-	// of Allow. For an action on many sagas, Audit is called for each saga. The Context that Audit receives has the values
+	// of Allow. Audit is not called for a request that is rejected before Allow is called, such as a request from another
+	// origin. For an action on many sagas, Audit is called for each saga. The Context that Audit receives has the values
 	// of the request's context, but is never canceled. Nil means no audit.
 	Audit func(context.Context, Operation, error)
 }
@@ -65,8 +66,8 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console for the policies of reg, including those added later. The Console samples the metrics
-// of the policies until Close.
+// New returns a Console for the policies of reg, including policies that are added later. reg must not be nil. The
+// Console samples the metrics of the policies until Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
 	c := &Console{reg: reg, cfg: cfg, origin: http.NewCrossOriginProtection(), process: process{

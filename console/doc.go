@@ -79,11 +79,11 @@
 // of a definition. The parameter text is an id, or the first part of an id. The parameter age is the minimum age, such
 // as 10m. The parameter after is the field next of the previous page.
 //
-// An operation is sent as an HTML form. The names of the form's fields are the names of the fields of [Operation] in
-// lower case. An action on a single saga has the fields id and seq. An action on many sagas repeats the field ids for
-// each saga. Each value of ids has the form id@seq. The list shows the id and the seq of each saga. If seq is 0, the
-// action is applied to the saga even if the saga has changed. The actions retry, skip and compensate may have a
-// version. If one of these three actions is on a single saga, it may also have a new state as JSON.
+// An operation is sent as an HTML form of at most 1 MiB. The names of the form's fields are the names of the fields of
+// [Operation] in lower case. An action on a single saga has the fields id and seq. An action on many sagas repeats the
+// field ids for each saga. Each value of ids has the form id@seq. The list shows the id and the seq of each saga. If
+// seq is 0, the action is applied to the saga even if the saga has changed. The actions retry, skip and compensate may
+// have a version. If one of these three actions is on a single saga, it may also have a new state as JSON.
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act

@@ -116,7 +116,7 @@ type Operation struct {
 	Step     string          // argument of Skip
 	Seq      int64           // number of entries in the saga's log when the operator saw the saga; zero means any
 	Note     string          // the operator's reason
-	State    json.RawMessage // the saga's new state, which may hold secrets; nil means no change
+	State    json.RawMessage // the saga's new state, which may contain secrets; nil means no change
 	Version  int             // the registered version to which the saga moves; zero means no change
 
 	targets []target // sagas of an action on many sagas, which becomes one Operation for each
@@ -129,7 +129,8 @@ type target struct {
 	seq int64
 }
 
-// LogValue implements [slog.LogValuer]. LogValue returns a group of the fields that are not zero.
+// LogValue implements [slog.LogValuer]. LogValue returns a group of the fields that are not zero, including State,
+// which may contain secrets.
 func (op Operation) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
