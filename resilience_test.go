@@ -9,6 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	limiting "github.com/go-resilience/resilience/bulkhead/adaptive"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+	shedding "github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 var errDown = errors.New("down")
@@ -119,9 +126,27 @@ func TestDoOfAFallbackIsZero(t *testing.T) {
 	require.Zero(t, v)
 }
 
-// policies are the middlewares of this package, each in a setting in which it
+// policies are the policies of the module and the middlewares of this package, each in a setting in which it
 // changes nothing.
 var policies = map[string]resilience.Middleware{
+	"retry":    retry.New(retry.Config{}).Wrap,
+	"breaker":  breaker.New(breaker.Config{ConsecutiveFailures: 1 << 30}).Wrap,
+	"bulkhead": bulkhead.New(bulkhead.Config{Limit: 1}).Wrap,
+	"throttle": throttle.New(throttle.Config{Rate: 1e9, Burst: 1e6}).Wrap,
+	"throttle.Group": throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Rate: 1e9, Burst: 1e6},
+	}).By(func(context.Context) string { return "a" }),
+	"throttle.All":      throttle.All(throttle.New(throttle.Config{Rate: 1e9, Burst: 1e6})).Wrap,
+	"adaptive.Bulkhead": limiting.New(limiting.Config{}).Wrap,
+	"adaptive.Throttle": shedding.New(shedding.Config{K: 1e9}).Wrap,
+	"fleet": fleet.New(fleet.Config{
+		Name: "fleet", OnOutage: fleet.Admit,
+		Eval:   func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
+		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("a/calls", 1, 1)} },
+	}).Wrap,
+	"Group": resilience.NewGroup(func(string) *bulkhead.Bulkhead {
+		return bulkhead.New(bulkhead.Config{Limit: 1})
+	}, resilience.GroupConfig{}).By(func(context.Context) string { return "a" }),
 	"Timeout":  resilience.Timeout(1 << 40),
 	"no limit": resilience.Timeout(0),
 	"Fallback": resilience.Fallback(func(_ context.Context, err error) error { return err }),
