@@ -105,6 +105,7 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 		require.LessOrEqual(t, worked.most.Load(), int64(slots))
 		require.EqualValues(t, worked.began.Load(), s.Admitted)
 		require.Positive(t, s.Refused)
+		require.Equal(t, s.Refused, limit.Stats().Refunded, "tokens of the calls that the bulkhead refused")
 		require.Zero(t, s.InFlight)
 		require.Equal(t, []int{0}, s.Queued)
 		for range slots {
