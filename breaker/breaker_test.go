@@ -289,12 +289,17 @@ func TestCanceledCallsOpenNothing(t *testing.T) {
 			return breaker.Failure
 		}})
 		canceled := func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-			defer cancel()
-			require.ErrorIs(t, b.Do(ctx, func(ctx context.Context) error {
-				<-ctx.Done()
-				return fmt.Errorf("query: %w", ctx.Err())
-			}), context.DeadlineExceeded)
+			for _, end := range []error{context.DeadlineExceeded, context.Canceled} {
+				ctx, cancel := context.WithCancel(context.Background())
+				if end == context.DeadlineExceeded {
+					ctx, cancel = context.WithTimeout(context.Background(), time.Millisecond)
+				}
+				time.AfterFunc(2*time.Millisecond, cancel)
+				require.ErrorIs(t, b.Do(ctx, func(ctx context.Context) error {
+					<-ctx.Done()
+					return fmt.Errorf("query: %w", ctx.Err())
+				}), end)
+			}
 		}
 		canceled()
 		require.Equal(t, breaker.Closed, b.State())

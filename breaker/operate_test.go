@@ -340,6 +340,14 @@ func TestBreakerChangesStress(t *testing.T) {
 	b.Enable()
 	require.Equal(t, breaker.Closed, b.State())
 	(&changes{all: seen}).requireChain(t, breaker.Closed)
+	delivered := make(map[breaker.State]int64)
+	for state := range b.Stats().Transitions {
+		delivered[state] = 0
+	}
+	for _, change := range seen {
+		delivered[change.To]++
+	}
+	require.Equal(t, b.Stats().Transitions, delivered)
 	require.Greater(t, len(seen), 1000)
 	require.NoError(t, do(b, ok))
 }
