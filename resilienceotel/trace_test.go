@@ -146,6 +146,12 @@ func TestOutcomes(t *testing.T) {
 			spans := s.spans.GetSpans()
 			require.Len(t, spans, 1)
 			require.Equal(t, tc.outcome != "ok" && tc.outcome != "canceled", spans[0].Status.Code == codes.Error)
+			if want = "{name=x}"; tc.outcome != "ok" {
+				want = fmt.Sprintf("{error.type=%s,name=x,outcome=%s}", tc.kind, tc.outcome)
+			}
+			require.Equal(t, want, attrs(spans[0]))
+			require.Empty(t, spans[0].Status.Description)
+			require.Empty(t, spans[0].Events)
 		})
 	}
 }
