@@ -639,7 +639,7 @@ func TestAddRejectsInvalidPolicies(t *testing.T) {
 	require.EqualError(t, reg.Add(nil), "registry: policy is nil")
 	require.EqualError(t, reg.Add((*bulkhead.Bulkhead)(nil)), "registry: policy is nil")
 	require.EqualError(t, reg.Add(mapPolicy{}),
-		"registry: a registry_test.mapPolicy cannot be compared: add a pointer to it")
+		"registry: registry_test.mapPolicy cannot be compared: add a pointer to it")
 	require.False(t, reg.Remove(mapPolicy{}))
 	require.NoError(t, reg.Add(&mapPolicy{}))
 	require.False(t, reg.Remove(&mapPolicy{}), "an equal policy, not the same one")
