@@ -180,6 +180,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 			needed.timing = &timing{start: now()}
 		}
 		b.take(needed)
+		b.stats.Admitted++
 		b.mu.Unlock()
 		return needed, nil
 	}
@@ -234,8 +235,12 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) (reason Reason, displaced b
 	return "", true
 }
 
-// settle notifies the observers that w has its slots or is refused. It returns the slots or the refusal.
+// settle counts w if w has its slots, and notifies the observers that w has its slots or is refused. It returns the
+// slots or the refusal. If ctx has ended since w got its slots, settle releases the slots and refuses w.
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
+	if w.refusal == nil && !b.countAdmission(w, ctx.Err() != nil) {
+		b.release(w.slots, ending{cut: true, gone: true})
+	}
 	if w.refusal != nil {
 		w.refusal.err = ended.Error(ctx)
 		if a, ok := ctx.(adaptive); ok && w.refusal.Reason == TooCostly {
@@ -255,6 +260,21 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 		notified = true
 	}
 	return w.slots, nil
+}
+
+// countAdmission counts w, which has its slots, as admitted. If late is true, it refuses w instead. It reports whether w
+// is admitted.
+func (b *Bulkhead) countAdmission(w *waiter, late bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if late {
+		b.refuse(w, ContextEnded, w.timing.start)
+		return false
+	}
+	b.stats.Admitted++
+	b.stats.Waited++
+	b.stats.WaitTime += w.timing.start - w.since
+	return true
 }
 
 // await returns when w has its slots or is refused. It rechecks w at the time end, and when w's ctx is done. If w may
@@ -329,7 +349,6 @@ func (b *Bulkhead) release(held slots, e ending) {
 func (b *Bulkhead) take(needed slots) {
 	b.running += needed.cost
 	b.queue.count(needed.share, needed.cost, 0)
-	b.stats.Admitted++
 }
 
 // admitWaiters gives free slots to waiting calls. It stops when too few slots are free for the next call. The caller
@@ -348,8 +367,6 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 		w.admission = timing{start: at, waited: true, level: w.level}
 		w.timing = &w.admission
 		b.take(w.slots)
-		b.stats.Waited++
-		b.stats.WaitTime += at - w.since
 		close(w.ready)
 	}
 }

@@ -359,6 +359,41 @@ func TestLateSlotIsPassedOn(t *testing.T) {
 	}
 }
 
+// A late ctx is over before its Done channel is closed.
+type late struct {
+	context.Context
+	over atomic.Bool
+}
+
+func (l *late) Err() error {
+	if l.over.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+// The ctx of a call ends after the call has got its slot, and before its function runs.
+func TestCallCanceledWithItsSlotIsNotMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: bulkhead.Unlimited})
+		release, ctx := hold(t, b), &late{Context: t.Context()}
+		go func() {
+			err := b.Do(ctx, func(context.Context) error { t.Error("called"); return nil })
+			require.ErrorIs(t, err, context.Canceled)
+			full, _ := errors.AsType[*bulkhead.FullError](err)
+			require.Equal(t, bulkhead.ContextEnded, full.Reason)
+		}()
+		synctest.Wait()
+		ctx.over.Store(true)
+		release()
+		synctest.Wait()
+		s := b.Stats()
+		require.Equal(t, []int64{1, 1, 0}, []int64{s.Admitted, s.Refused, s.Waited})
+		require.Equal(t, int64(1), s.Refusals[bulkhead.ContextEnded])
+		requireIdle(t, b)
+	})
+}
+
 // The counters never go back, also where a slot came too late for its caller.
 func TestAdmittedNeverDecreases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
