@@ -368,7 +368,8 @@ func TestPanicAfterTheRaceIsNotLost(t *testing.T) {
 
 func TestRatioLimitsSecondCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[int](hedge.Config{Delay: ms, Ratio: 0.1})
+		h := hedge.New[int](hedge.Config{Delay: ms}) // one call in ten may be hedged
+		require.Equal(t, 0.1, h.Config().Ratio)
 		run := func(n int, takes time.Duration) (second int64) {
 			before := h.Stats().Hedged
 			for range n {
@@ -382,6 +383,8 @@ func TestRatioLimitsSecondCalls(t *testing.T) {
 		require.Zero(t, run(1000, 0))
 		require.Equal(t, int64(11), run(11, 5*ms), "ten are saved up, and the calls add one")
 	})
+	unlimited := hedge.New[int](hedge.Config{Delay: ms, Ratio: hedge.Unlimited})
+	require.EqualValues(t, hedge.Unlimited, unlimited.Config().Ratio)
 }
 
 func TestRefusedCallsDoNotCountForRatio(t *testing.T) {
@@ -635,27 +638,6 @@ func TestConfigValidate(t *testing.T) {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { hedge.New[int](cfg) })
 	}
-}
-
-// By default, one call in ten may be hedged, and each call counts when it has returned.
-func TestDefaultRatio(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[int](hedge.Config{Delay: ms})
-		require.Equal(t, 0.1, h.Config().Ratio)
-		run := func(n int) (second int64) {
-			before := h.Stats().Hedged
-			for range n {
-				_, err := h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(5 * ms); return 0, nil })
-				require.NoError(t, err)
-			}
-			return h.Stats().Hedged - before
-		}
-		require.Zero(t, run(10))
-		require.Equal(t, int64(1), run(1))
-		require.Equal(t, int64(98), run(989))
-	})
-	unlimited := hedge.New[int](hedge.Config{Delay: ms, Ratio: hedge.Unlimited})
-	require.EqualValues(t, hedge.Unlimited, unlimited.Config().Ratio)
 }
 
 // A second call that does not start because ctx is done takes nothing from Ratio.
