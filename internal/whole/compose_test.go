@@ -170,39 +170,3 @@ func anything(ctx context.Context) error {
 		return nil
 	}
 }
-
-// TestRefusalIsNoFailureToABreakerAbove: a full bulkhead or an empty bucket says
-// nothing about the dependency, not even with a RetryAfter.
-func TestRefusalIsNoFailureToABreakerAbove(t *testing.T) {
-	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
-	require.True(t, limit.Allow())
-	places := bulkhead.New(bulkhead.Config{Limit: 1})
-	_, err := places.Begin(t.Context())
-	require.NoError(t, err)
-
-	for name, policy := range map[string]resilience.Policy{"throttle": limit, "bulkhead": places} {
-		t.Run(name, func(t *testing.T) {
-			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-			retries := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), MaxRetryAfter: time.Nanosecond})
-			fn := resilience.Chain(circuit.Wrap, retries.Wrap, policy.Wrap)(func(context.Context) error { return nil })
-			for range 10 {
-				require.Error(t, fn(t.Context()))
-			}
-			require.Equal(t, breaker.Closed, circuit.State())
-		})
-	}
-}
-
-// TestRetryStopsAtAnOpenBreakerAndKeepsTheError: the breaker ends the retrying,
-// and what went wrong is still there.
-func TestRetryStopsAtAnOpenBreakerAndKeepsTheError(t *testing.T) {
-	calls := 0
-	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
-	retries := retry.New(retry.Config{Attempts: 10, Backoff: retry.Constant(0)})
-	err := resilience.Chain(retries.Wrap,
-		circuit.Wrap)(func(context.Context) error { calls++; return errDown })(t.Context())
-	require.Equal(t, 2, calls)
-	require.ErrorIs(t, err, errDown)
-	require.ErrorIs(t, err, breaker.ErrOpen)
-	require.False(t, resilience.Refused(err), "it was called")
-}
