@@ -330,24 +330,6 @@ func TestGroupUpdatesAreMerged(t *testing.T) {
 	require.Equal(t, 20, get(t, g, "special").config().Limit)
 }
 
-// A function counts as altered if it was replaced, also by one from the same line.
-func TestGroupUpdateOfAFunction(t *testing.T) {
-	costs := func(n int) func(context.Context) int { return func(context.Context) int { return n } }
-	g := resilience.NewGroup(func(key string) *gate {
-		return newGate(key, gateConfig{Cost: costs(len(key)), Judge: costs(len(key))})
-	}, resilience.GroupConfig{})
-	cost := func(key string) [2]int {
-		call(t, g, key)
-		c := get(t, g, key).config()
-		return [2]int{c.Cost(t.Context()), c.Judge.(func(context.Context) int)(t.Context())}
-	}
-	update(t, g, func(c *gateConfig) { c.Limit = 1 })
-	require.Equal(t, [2]int{3, 3}, cost("abc"), "left alone")
-	update(t, g, func(c *gateConfig) { c.Cost, c.Judge = costs(7), costs(8) })
-	require.Equal(t, [2]int{7, 8}, cost("abc"))
-	require.Equal(t, [2]int{7, 8}, cost("abcd"))
-}
-
 // A change may calculate: each member has its own result, and a later one that of the overflow.
 func TestGroupUpdateCalculates(t *testing.T) {
 	g := resilience.NewGroup(func(key string) *gate {
