@@ -262,23 +262,6 @@ func TestNoCallWaitsDuringAnOutage(t *testing.T) {
 
 type account struct{}
 
-// One answer that is lost is no outage: Redis is tried at once.
-func TestOneLostAnswerIsNoOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
-			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-				if args[0] == "take" && r.count("ping") == 0 {
-					return nil, errDown
-				}
-				return r.eval(ctx, script, keys, args...)
-			}})
-		require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
-		synctest.Wait()
-		require.NoError(t, l.Do(t.Context(), ok))
-	})
-}
-
 // A connection that has the deadline of the call often returns a moment before its ctx ends.
 func TestDeadlineOfACallIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -560,27 +560,6 @@ func TestCheapCallsComeFirst(t *testing.T) {
 	})
 }
 
-// TestLineTakesRefundedTokens has a call settle that has used nothing: the whole line is served at once.
-func TestLineTakesRefundedTokens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &rateStore{}
-		c := newCrowd(t, s.limits())
-		rate := func(cost int) fleet.Meter { return fleet.Rate("a", 1, cost).Burst(100).Estimated() }
-		c.call(t.Context(), "all", rate(100))
-		for i := range 10 {
-			c.call(t.Context(), fmt.Sprint(i), rate(10))
-		}
-		time.Sleep(5 * time.Second)
-		c.ends[0].reserved.Settle(0)
-		s.set(func(s *rateStore) { s.latency = func() time.Duration { return time.Millisecond } })
-		c.calls.Wait()
-		for i, end := range c.ends[1:] {
-			require.Equal(t, fmt.Sprint(i), end.name)
-			require.Equal(t, time.Duration(10_002+2*i)*time.Millisecond, end.after, "after the first call is due")
-		}
-	})
-}
-
 // TestLineTakesRefundedTokensBeforeMaxWait has a call settle that has used nothing. The calls behind the first do not
 // know about the tokens until Redis has answered it. They must not be refused before that.
 func TestLineTakesRefundedTokensBeforeMaxWait(t *testing.T) {
