@@ -224,14 +224,3 @@ func TestLongerDelaysIgnoreMinDelay(t *testing.T) {
 	err := retry.New(retry.Config{MinDelay: time.Hour, Delay: ends}).Do(t.Context(), fail)
 	require.ErrorIs(t, err, retry.ErrExhausted, "a negative delay ends the retrying")
 }
-
-// Without MinDelay, most waits are shorter than first: the jitter is "full", not "equal".
-func TestExponentialHasFullJitter(t *testing.T) {
-	below, b := 0, retry.Exponential(time.Second, time.Minute)
-	for range 1000 {
-		if b().NextBackOff() < 500*time.Millisecond {
-			below++
-		}
-	}
-	require.InDelta(t, 500, below, 100)
-}

@@ -99,41 +99,6 @@ func TestBudgetIsChargedBeforeTheWait(t *testing.T) {
 	})
 }
 
-func TestBudgetTakesOneForEachRetry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
-		require.Zero(t, call(t, b, 4, succeed))
-		require.Equal(t, int64(6), b.Stats().Left, "whether it succeeds or not")
-		ctx, cancel := context.WithCancel(t.Context())
-		r := retry.New(retry.Config{Backoff: retry.Constant(time.Second), Budget: b})
-		onRetry(r, func(context.Context, retry.Event) {
-			require.Equal(t, int64(5), b.Stats().Left)
-			time.AfterFunc(time.Millisecond, cancel)
-		})
-		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled)
-		require.Equal(t, int64(6), b.Stats().Left, "a retry that does not start takes nothing")
-		require.Equal(t, 14, call(t, b, 20, fail))
-	})
-}
-
-func TestBudgetIsNotChargedAfterRefusals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
-		r := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond), Budget: b})
-		for range 20 {
-			calls := 0
-			require.NoError(t, r.Do(t.Context(), func(context.Context) error {
-				if calls++; calls <= 2 {
-					return refusal{retryable: true}
-				}
-				return nil // the first attempt that reaches the dependency
-			}))
-		}
-		require.Equal(t, int64(10), b.Stats().Left)
-		require.Zero(t, b.Stats().OverBudget)
-	})
-}
-
 func TestBudgetRefills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: 1})

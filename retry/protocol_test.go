@@ -52,12 +52,6 @@ func returning(errs ...error) (fn func(context.Context) error, calls *int) {
 	}, calls
 }
 
-func TestAnswerReturnedAfterCancel(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	err := retry.New(retry.Config{}).Do(ctx, func(context.Context) error { cancel(); return notFound })
-	require.Equal(t, notFound, err)
-}
-
 func TestErrorClassifiesAllAttempts(t *testing.T) {
 	const failed, answer, refused = behavior.Failed, behavior.Answered, behavior.Refused
 	errOther := errors.New("backend: other")
@@ -95,20 +89,6 @@ func TestErrorClassifiesAllAttempts(t *testing.T) {
 			for _, err := range []error{err, fmt.Errorf("users: %w", err), errors.Join(err, full)} {
 				require.Equal(t, c.kind, behavior.Read(err).Kind)
 			}
-
-			// The Cause is a refusal, or the end of ctx.
-			fn, _ = returning(append(c.errs, open)...)
-			err = retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)}).Do(t.Context(), fn)
-			require.Equal(t, c.kind, behavior.Read(err).Kind)
-			ctx, cancel := context.WithCancel(t.Context())
-			fn, calls := returning(c.errs...)
-			err = onRetry(retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)}), func(context.Context, retry.Event) {
-				if *calls == 3 {
-					cancel()
-				}
-			}).Do(ctx, fn)
-			require.ErrorIs(t, err, context.Canceled)
-			require.Equal(t, c.kind, behavior.Read(err).Kind)
 		})
 	}
 }

@@ -49,23 +49,6 @@ func onRetry(r *retry.Retrier, f func(context.Context, retry.Event)) *retry.Retr
 	return r
 }
 
-// delays waits for each d in turn and then ends the retrying.
-func delays(d ...time.Duration) func() retry.Backoff {
-	return func() retry.Backoff { return &list{d} }
-}
-
-type list struct{ delays []time.Duration }
-
-func (l *list) Reset() {}
-
-func (l *list) NextBackOff() (next time.Duration) {
-	if len(l.delays) == 0 {
-		return backoff.Stop
-	}
-	next, l.delays = l.delays[0], l.delays[1:]
-	return next
-}
-
 func succeed(context.Context) error { return nil }
 
 // seconds returns the time since start.
@@ -181,21 +164,6 @@ func TestWaitPastTheDeadlineIsNotStarted(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestRetryingStartsAfterTheFirstAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := func(context.Context) error { time.Sleep(30 * time.Second); return errDown }
-		for attempts, want := range []time.Duration{1: 0, 2: 31 * time.Second} {
-			if attempts == 0 {
-				continue
-			}
-			err := retry.New(retry.Config{Attempts: attempts, Backoff: retry.Constant(time.Second)}).Do(t.Context(), slow)
-			e, ok := errors.AsType[*retry.Error](err)
-			require.True(t, ok)
-			require.Equal(t, want, e.RetryingFor)
-		}
-	})
 }
 
 // Logs and alerts group errors by their text: equal failures have equal texts, whatever their times.
@@ -609,39 +577,4 @@ func TestErrorHasTheCauseOfContext(t *testing.T) {
 		return why
 	})
 	require.ErrorIs(t, err, context.Canceled, "it does not match ctx.Err()")
-}
-
-// After a session that ran for HealthyAfter, the count of attempts and the waits start again.
-func TestHealthyAfterStartsANewCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		run := func(healthyAfter, takes time.Duration) (marks []int, waits []time.Duration, err error) {
-			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: retry.None}) // each session adds two retries
-			r := onRetry(retry.New(retry.Config{
-				Attempts: 3, HealthyAfter: healthyAfter, Backoff: delays(time.Second, 2*time.Second, 3*time.Second), Budget: budget,
-			}), func(_ context.Context, e retry.Event) {
-				waits = append(waits, e.Delay)
-				require.Equal(t, 2-len(marks)%2, e.Attempts)
-				require.LessOrEqual(t, e.RetryingFor, time.Second, "since the last session")
-			})
-			err = r.Do(t.Context(), func(ctx context.Context) error {
-				n, _ := retry.AttemptFrom(ctx)
-				if marks = append(marks, n); len(marks) == 10 {
-					return retry.Permanent(errDown)
-				}
-				if len(marks)%2 == 1 {
-					time.Sleep(takes)
-				}
-				return errDown
-			})
-			return marks, waits, err
-		}
-		marks, waits, err := run(time.Hour, 24*time.Hour)
-		require.Equal(t, errDown, err, "after ten sessions")
-		require.Equal(t, []int{1, 2, 3, 2, 3, 2, 3, 2, 3, 2}, marks)
-		require.Equal(t, []time.Duration{1e9, 2e9, 1e9, 2e9, 1e9, 2e9, 1e9, 2e9, 1e9}, waits)
-
-		marks, _, err = run(time.Hour, time.Hour-1)
-		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.Equal(t, []int{1, 2, 3}, marks)
-	})
 }
