@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -260,29 +259,6 @@ func TestPanicIsFailure(t *testing.T) {
 	})
 }
 
-func TestGoexitIsIgnored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-		exit := func() {
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				do(b, func(context.Context) error { runtime.Goexit(); return nil })
-			})
-			wg.Wait()
-		}
-		exit()
-		require.Equal(t, breaker.Closed, b.State())
-		open(t, b)
-		time.Sleep(time.Second)
-		for range 3 {
-			exit() // the permit comes back each time
-			require.Equal(t, breaker.HalfOpen, b.State())
-		}
-		require.NoError(t, do(b, ok))
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
 func TestCanceledCallsOpenNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, Classify: func(error) breaker.Verdict {
@@ -322,18 +298,6 @@ func TestCanceledCallsOpenNothing(t *testing.T) {
 		}), context.DeadlineExceeded)
 		require.Equal(t, breaker.Open, b.State())
 	})
-}
-
-func TestRefusalsShareTheirError(t *testing.T) {
-	var refused []*breaker.OpenError
-	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-	onRefuse(b, func(_ context.Context, e *breaker.OpenError) {
-		refused = append(refused, e)
-	})
-	open(t, b)
-	first, second := do(b, ok), do(b, ok)
-	require.Same(t, first, second)
-	require.Equal(t, []*breaker.OpenError{first.(*breaker.OpenError), first.(*breaker.OpenError)}, refused)
 }
 
 func TestBreakerAllocations(t *testing.T) {

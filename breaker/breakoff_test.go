@@ -22,31 +22,6 @@ func beginStream(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.
 	return work
 }
 
-func TestBrokenStreamReplacesSuccess(t *testing.T) {
-	for name, cfg := range map[string]breaker.Config{"time": {ConsecutiveFailures: 2},
-		"calls": {ConsecutiveFailures: 2, WindowCalls: 3}} {
-		t.Run(name, func(t *testing.T) {
-			var seen changes
-			b := watched(&seen, cfg)
-			beginStream(t, b, t.Context()).End(errDown)
-			require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window)
-			beginStream(t, b, t.Context()).End(nil)
-
-			for range 2 {
-				beginStream(t, b, t.Context()).End(errDown)
-			}
-			require.Equal(t, breaker.Open, b.State())
-			require.Equal(t, errDown, b.Stats().LastErr)
-			want := breaker.Counts{Succeeded: 1, Failed: 3, ConsecutiveFailures: 2}
-			if cfg.WindowCalls == 3 {
-				want = breaker.Counts{Succeeded: 1, Failed: 2, ConsecutiveFailures: 2}
-			}
-			require.Equal(t, want, b.Stats().Window)
-			seen.requireChain(t, breaker.Open)
-		})
-	}
-}
-
 // The stream of a probe of an earlier opening holds no permit, whether its call had returned by then or not.
 func TestProbesBesideAnEarlierStream(t *testing.T) {
 	for _, returned := range []bool{true, false} {
@@ -106,30 +81,6 @@ func TestBrokenStreamsOpenAtAnyRate(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// The open time grows although each probe succeeds at first.
-func TestOpenTimeGrowsForBrokenStreams(t *testing.T) {
-	for name, after := range map[string]time.Duration{"as a probe": 50 * time.Millisecond,
-		"after it": 300 * time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{
-					ConsecutiveFailures: 3, OpenFor: 100 * time.Millisecond, MaxOpenFor: 10 * time.Second, Window: 10 * time.Second,
-				})
-				for range 6000 { // a minute
-					ctx, work := linger.Begin(t.Context())
-					if b.Do(ctx, func(context.Context) error { work.Continue(); return nil }) == nil {
-						time.AfterFunc(after, func() { work.End(errDown) })
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
-				require.LessOrEqual(t, b.Stats().Transitions[breaker.Open], int64(14))
-				require.Greater(t, b.Stats().ConsecutiveOpens, 7)
-				time.Sleep(time.Hour)
-			})
-		})
 	}
 }
 

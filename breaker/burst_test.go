@@ -314,20 +314,3 @@ func TestFailuresBesideStreamsKeepBreakerClosed(t *testing.T) {
 		}
 	}
 }
-
-func TestBrokenStreamsOpenBreaker(t *testing.T) {
-	for _, after := range []time.Duration{10 * ms, 500 * ms, 2500 * ms} {
-		t.Run(after.String(), func(t *testing.T) {
-			forEachLimit(t, []string{"consecutive", "rate", "rate of calls", "in window", "both"},
-				func(t *testing.T, b *breaker.Breaker) {
-					began := time.Now()
-					for b.State() == breaker.Closed && time.Since(began) < time.Minute {
-						streamFor(b, after, errDown)
-						time.Sleep(50 * ms)
-					}
-					t.Logf("open after %v", time.Since(began))
-					require.LessOrEqual(t, time.Since(began), 2*after+1500*ms, "as many have broken as have begun")
-				})
-		})
-	}
-}

@@ -68,21 +68,6 @@ func TestHalfOpenNotifiedBeforeProbe(t *testing.T) {
 	})
 }
 
-func TestObserversMayUseTheBreaker(t *testing.T) {
-	var seen []string
-	b := breaker.New(breaker.Config{})
-	stop := b.Observe(func(_ context.Context, e breaker.Event) {
-		b.Stats() // no lock is held
-		seen = append(seen, string(e.Kind))
-	})
-	b.Describe().Observe(func(_ context.Context, e policy.Event) { seen = append(seen, "policy "+e.What) })
-	b.Trip(nil, time.Hour)
-	requireRefused(t, do(b, ok), breaker.Open)
-	stop()
-	b.Reset()
-	require.Equal(t, []string{"changed", "policy changed", "refused", "policy refused", "policy changed"}, seen)
-}
-
 // A probe that was not called because an observer panicked gives its permit back.
 func TestObserverPanicReleasesProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

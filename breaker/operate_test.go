@@ -55,31 +55,6 @@ func TestBreakerTrip(t *testing.T) {
 	})
 }
 
-func TestBreakerReset(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		b := watched(&seen, breaker.Config{ConsecutiveFailures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute})
-		do(b, down)
-		b.Reset()
-		require.Empty(t, seen.all, "it was closed")
-		require.Zero(t, b.Stats().Window)
-		do(b, down)
-		require.Equal(t, breaker.Closed, b.State(), "the failure before the reset is forgotten")
-		do(b, down)
-		time.Sleep(time.Second)
-		do(b, down)
-		require.EqualValues(t, 2, b.Stats().ConsecutiveOpens)
-		b.Reset()
-		require.Equal(t, breaker.Stats{State: breaker.Closed}, untotaled(b))
-		require.NoError(t, do(b, ok))
-		for range 2 {
-			do(b, down)
-		}
-		require.Equal(t, time.Second, b.Stats().OpenLeft)
-		seen.requireChain(t, breaker.Open)
-	})
-}
-
 func TestBreakerForceOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes

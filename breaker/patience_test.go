@@ -2,7 +2,6 @@ package breaker_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -99,33 +98,6 @@ func TestClassifyGetsDeadlines(t *testing.T) {
 		_ = hangFor(b, time.Millisecond)
 		require.Equal(t, []error{err}, asked)
 		require.Zero(t, b.Stats().Window)
-	})
-}
-
-// A probe whose deadline passes before Patience is ignored and returns its permit.
-func TestProbeOfImpatientCaller(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: 2 * time.Second, MaxOpenFor: time.Minute})
-		open(t, b)
-		time.Sleep(2 * time.Second)
-		for range 3 {
-			_ = hangFor(b, time.Second/2)
-			require.Equal(t, breaker.HalfOpen, b.State())
-		}
-		_ = hangFor(b, time.Second)
-		require.Equal(t, 4*time.Second, b.Stats().OpenLeft)
-		require.ErrorIs(t, b.Stats().LastErr, context.DeadlineExceeded)
-	})
-}
-
-func TestDeadlineWithCauseIsFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-		tooLate := errors.New("too late")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, tooLate)
-		defer cancel()
-		require.Equal(t, tooLate, b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }))
-		require.Equal(t, tooLate, b.Stats().LastErr)
 	})
 }
 

@@ -15,40 +15,6 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-func TestProbesLimitCallsAtOnce(t *testing.T) {
-	for name, test := range map[string]struct {
-		probes, most int
-	}{
-		"one":   {0, 1},
-		"three": {3, 3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{
-					ConsecutiveFailures: 1, OpenFor: time.Second, Probes: test.probes,
-				})
-				open(t, b)
-				time.Sleep(time.Second)
-				var inFlight atomic.Int64
-				release := make(chan struct{})
-				for range test.most {
-					go func() {
-						do(b, func(context.Context) error { inFlight.Add(1); <-release; return nil })
-					}()
-				}
-				synctest.Wait()
-				require.EqualValues(t, test.most, inFlight.Load())
-				for range 3 {
-					requireRefused(t, do(b, ok), breaker.HalfOpen)
-				}
-				close(release)
-				synctest.Wait()
-				require.Equal(t, breaker.Closed, b.State())
-			})
-		})
-	}
-}
-
 // A hanging probe fails after OpenFor. The next call, State, Stats or the end of the probe notices it.
 func TestHangingProbeOpensBreaker(t *testing.T) {
 	for name, notice := range map[string]func(*testing.T, *breaker.Breaker){
@@ -83,33 +49,6 @@ func TestHangingProbeOpensBreaker(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestBeginDoneIsIdempotent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, OpenFor: time.Second, Probes: 2})
-		done, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		for range 3 {
-			done(errDown)
-		}
-		require.Equal(t, breaker.Closed, b.State())
-		require.EqualValues(t, 1, b.Stats().Window.Failed)
-		do(b, down)
-		_, err = b.Begin(t.Context())
-		requireRefused(t, err, breaker.Open)
-		time.Sleep(time.Second)
-		done, err = b.Begin(t.Context())
-		require.NoError(t, err)
-		for range 3 {
-			done(nil)
-		}
-		require.Equal(t, breaker.HalfOpen, b.State())
-		done, err = b.Begin(t.Context())
-		require.NoError(t, err)
-		done(nil)
-		require.Equal(t, breaker.Closed, b.State())
-	})
 }
 
 // There are never more probes at once than permits, and no permit is lost. An ignored probe leaves the breaker

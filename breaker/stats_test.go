@@ -72,6 +72,8 @@ func TestStatsLastErr(t *testing.T) {
 	require.Equal(t, errDown, b.Stats().LastErr)
 	b.Disable()
 	require.Equal(t, errDown, b.Stats().LastErr)
+	b.Enable()
+	require.NoError(t, b.Stats().LastErr)
 }
 
 var _ policy.Describer = (*breaker.Breaker)(nil)

@@ -2,7 +2,6 @@ package breaker_test
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -197,17 +196,6 @@ func TestUpdateStress(t *testing.T) {
 	}
 	_, err := b.Begin(t.Context())
 	requireRefused(t, err, breaker.HalfOpen)
-}
-
-func TestUpdateMayBeCalledByAnObserver(t *testing.T) {
-	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-	err := errors.New("not called")
-	onChange(b, func(context.Context, breaker.Event) {
-		err = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures++ })
-	})
-	do(b, down)
-	require.NoError(t, err)
-	require.Equal(t, 2, b.Config().ConsecutiveFailures)
 }
 
 // An Update that finds the open time over notifies observers of the transition.
