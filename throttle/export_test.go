@@ -9,6 +9,3 @@ import (
 func MayWait(ctx context.Context, maxWait, after time.Duration) Reason {
 	return mayWait(ctx, maxWait, after)
 }
-
-// TokenTime returns the time of a token of a rate, in nanoseconds.
-func TokenTime(rate float64) float64 { return float64(tokenTime(rate)) }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -19,31 +18,6 @@ import (
 
 	"github.com/go-resilience/resilience/throttle"
 )
-
-func TestGroupKeysAreApart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2,
-			Cost: cost}})
-		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 1,
-			ResetAfter: time.Second}, takeOf(g, "a", 1))
-		require.True(t, g.Allow("a"))
-		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second,
-			ResetAfter: 2 * time.Second}, takeOf(g, "a", 1))
-		err := g.Do(t.Context(), "a", ok)
-		require.EqualError(t, err, "throttle: api[a]: limited (over_limit), retry after 1s")
-		require.NoError(t, g.Do(t.Context(), "b", ok))
-		s := g.Stats()
-		require.EqualValues(t, 2, s.Refusals[throttle.OverLimit])
-		s.Refusals = nil
-		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, s)
-		require.False(t, takeOf(g, "c", 3).Admitted)
-		require.Equal(t, 2, takeOf(g, "c", 0).Remaining)
-		require.True(t, takeOf(g, "a", 0).Admitted)
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.ErrorIs(t, g.Do(ended, "b", ok), context.Canceled)
-	})
-}
 
 // A group against a limiter for each key that is never dropped.
 func TestGroupEvictionKeepsBalances(t *testing.T) {
@@ -205,7 +179,6 @@ func TestGroupKeepsSpentTokens(t *testing.T) {
 	})
 }
 
-// What keys without room share follows an Update as all keys do.
 // A settlement corrects what the call has taken from: what keys without room share, or the key's own
 // limit, of which nothing is given to the others when the key has no room any more.
 func TestGroupSettlesTheSameMeter(t *testing.T) {
@@ -238,6 +211,7 @@ func TestGroupSettlesTheSameMeter(t *testing.T) {
 	})
 }
 
+// What keys without room share follows an Update as all keys do.
 func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost},
@@ -251,46 +225,6 @@ func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 			require.Equal(t, time.Second, takeOf(g, key, 0).ResetAfter, key)
 		}
 	})
-}
-
-// An attacker makes up keys. The tenants that are known go on, memory does not
-// grow, and all the made-up keys that do not fit share one limit.
-func TestGroupUnderArbitraryKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{
-			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1000,
-		})
-		for tenant := range 100 {
-			require.True(t, g.Allow("tenant "+strconv.Itoa(tenant)))
-		}
-		admitted := 0
-		flood := 100_000
-		if testing.Short() {
-			flood = 10_000
-		}
-		for i := range flood {
-			if g.Allow("made up " + strconv.Itoa(i)) {
-				admitted++
-			}
-		}
-		require.Equal(t, 900+10, admitted)
-		for tenant := range 100 {
-			for range 9 {
-				require.True(t, g.Allow("tenant "+strconv.Itoa(tenant)))
-			}
-			require.False(t, g.Allow("tenant "+strconv.Itoa(tenant)))
-		}
-	})
-}
-
-func TestGroupHoldsNoNaNKeys(t *testing.T) {
-	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 2}})
-	require.True(t, g.Allow(math.NaN()))
-	require.True(t, g.Allow(math.NaN()))
-	require.False(t, g.Allow(math.NaN()))
-	require.Zero(t, g.Stats().Keys)
-	require.EqualValues(t, 3, g.Stats().Overflow)
-	require.ErrorContains(t, g.Wait(t.Context(), math.NaN()), "(other keys)")
 }
 
 func TestErrorsCutLongKeys(t *testing.T) {
@@ -313,26 +247,6 @@ func TestGroupCallsKeyStringWithoutLock(t *testing.T) {
 	askNosy = func() { g.Stats() }
 	require.NoError(t, g.Wait(t.Context(), nosy{1}))
 	require.ErrorContains(t, g.Wait(t.Context(), nosy{1}), "[1]")
-}
-
-func TestGroupWaitsInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1,
-			MaxWait: 10 * time.Second}, MaxKeys: 2, IdleAfter: 1})
-		start := time.Now()
-		var calls sync.WaitGroup
-		for key := range 2 {
-			for i := range 5 {
-				calls.Go(func() {
-					require.NoError(t, g.Wait(t.Context(), key))
-					require.Equal(t, time.Duration(i)*time.Second, time.Since(start))
-				})
-				synctest.Wait()
-			}
-		}
-		require.Equal(t, 8, g.Stats().Queued)
-		calls.Wait()
-	})
 }
 
 // On the clock of the machine: keys come and go, calls wait and give up, and the Config changes.
@@ -438,40 +352,6 @@ func TestGroupByTakesTheKeyFromTheContext(t *testing.T) {
 		require.NoError(t, call(ctx))
 		require.ErrorContains(t, call(ctx), "["+name+"]")
 	}
-}
-
-// When one tenant floods, the others keep their rate, and wait no longer.
-func TestGroupFloodOfOneTenant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 100, Burst: 5, MaxWait: time.Second}})
-		start := time.Now()
-		var flood atomic.Int64
-		for range 1000 {
-			go func() {
-				for time.Since(start) < 10*time.Second {
-					if g.Wait(t.Context(), 0) == nil {
-						flood.Add(1)
-					}
-					time.Sleep(100 * time.Millisecond)
-				}
-			}()
-		}
-		var calls sync.WaitGroup
-		for tenant := 1; tenant < 10; tenant++ {
-			calls.Go(func() {
-				for time.Since(start) < 10*time.Second {
-					began := time.Now()
-					require.NoError(t, g.Wait(t.Context(), tenant))
-					require.Zero(t, time.Since(began))
-					time.Sleep(10 * time.Millisecond)
-				}
-			})
-		}
-		calls.Wait()
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		require.InDelta(t, 1005, flood.Load(), 110)
-	})
 }
 
 func TestUnusedKeyIsEvictedAfterAMinute(t *testing.T) {

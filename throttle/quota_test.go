@@ -104,20 +104,6 @@ func TestQuotaWithoutARate(t *testing.T) {
 	})
 }
 
-// Of windows alone the one with the fewest tokens left binds, wherever it stands.
-func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
-	small, large := throttle.Quota{N: 5, Window: throttle.Window{Every: time.Hour}}, throttle.Quota{N: 6,
-		Window: throttle.Window{Every: 24 * time.Hour}}
-	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small},
-		{{N: 7, Window: throttle.Window{Every: time.Minute}}, small, large}} {
-		for _, rate := range []float64{0, 1e6} {
-			d := take(throttle.New(throttle.Config{Rate: rate, Quotas: quotas}), 1)
-			require.Equal(t, small, d.Quota)
-			require.Equal(t, 4, d.Remaining)
-		}
-	}
-}
-
 // A window of which nothing is spent has nothing to reset.
 func TestUnspentQuotaIsFull(t *testing.T) {
 	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day}}},
@@ -165,38 +151,13 @@ func TestGroupEvictsKeysAfterTheirWindows(t *testing.T) {
 func TestBillingMonth(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
-	date := func(y int, m time.Month, d int, in *time.Location) time.Time {
-		return time.Date(y, m, d, 0, 0, 0, 0, in)
-	}
-	for _, in := range []*time.Location{time.UTC, berlin} {
-		for _, c := range []struct {
-			since int
-			now   time.Time
-			begin time.Time
-			end   time.Time
-		}{
-			{31, date(2026, 1, 31, in), date(2026, 1, 31, in), date(2026, 2, 28, in)},
-			{31, date(2026, 1, 30, in), date(2025, 12, 31, in), date(2026, 1, 31, in)},
-			{31, date(2026, 2, 28, in), date(2026, 2, 28, in), date(2026, 3, 31, in)},
-			{31, date(2026, 3, 30, in), date(2026, 2, 28, in), date(2026, 3, 31, in)},
-			{31, date(2026, 4, 30, in), date(2026, 4, 30, in), date(2026, 5, 31, in)},
-			{29, date(2028, 2, 29, in), date(2028, 2, 29, in), date(2028, 3, 29, in)},
-			{30, date(2026, 2, 27, in), date(2026, 1, 30, in), date(2026, 2, 28, in)},
-			{15, date(2026, 12, 20, in), date(2026, 12, 15, in), date(2027, 1, 15, in)},
-			{15, date(2026, 12, 14, in), date(2026, 11, 15, in), date(2026, 12, 15, in)},
-			{1, date(2026, 12, 14, in), date(2026, 12, 1, in), date(2027, 1, 1, in)},
-		} {
-			q := throttle.Quota{N: 5, Window: throttle.BillingMonth(date(2020, 1, c.since, in))}
-			synctest.Test(t, func(t *testing.T) {
-				for _, now := range []time.Time{c.now, c.end.Add(-1)} {
-					time.Sleep(time.Until(now))
-					d := take(throttle.New(throttle.Config{Quotas: []throttle.Quota{q}}), 1)
-					require.Equal(t, c.end.Sub(now), d.ResetAfter, "%v %v", q, now)
-					require.Equal(t, c.end.Sub(c.begin), d.Window, "%v %v", q, now)
-				}
-			})
-		}
-	}
+	synctest.Test(t, func(t *testing.T) {
+		window := throttle.BillingMonth(time.Date(2020, 1, 31, 12, 0, 0, 0, berlin))
+		time.Sleep(time.Until(time.Date(2026, 2, 28, 0, 0, 0, 0, berlin)))
+		d := take(throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: window}}}), 1)
+		require.Equal(t, 31*24*time.Hour-time.Hour, d.Window, "to March 31st, in summer time")
+		require.Equal(t, d.Window, d.ResetAfter)
+	})
 	require.Equal(t, "7 per month from 31 in Europe/Berlin",
 		throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 31, In: berlin}}.String())
 	require.Equal(t, "7 per month",
@@ -319,6 +280,9 @@ func TestQuotasUnderStress(t *testing.T) {
 					used := random.IntN(2)
 					r.Settle(used)
 					alone.Add(int64(used))
+				}
+				if l.Allow() {
+					alone.Add(1)
 				}
 				if g.Wait(ctx, 1) == nil {
 					keyed.Add(1)
@@ -577,8 +541,8 @@ func FuzzQuotas(f *testing.F) {
 	})
 }
 
-// The bounds of a calendar's windows, where the clocks change, at the ends of months, and
-// where a day has no midnight or two.
+// The bounds of a calendar's windows, where the clocks change, and where they once changed in
+// a way that package calendar's test of each zone's last changes does not meet.
 func TestCalendarWindows(t *testing.T) {
 	const layout = "2006-01-02 15:04"
 	for _, c := range []struct {
@@ -587,29 +551,10 @@ func TestCalendarWindows(t *testing.T) {
 		now           string // UTC
 		length, until time.Duration
 	}{
-		{"", throttle.Day, "2026-11-22 14:00", 24 * time.Hour, 10 * time.Hour},
 		{"Europe/Berlin", throttle.Day, "2026-03-28 23:00", 23 * time.Hour, 23 * time.Hour}, // the clocks are set forward
-		{"Europe/Berlin", throttle.Day, "2026-03-29 21:59", 23 * time.Hour, time.Minute},
-		{"Europe/Berlin", throttle.Day, "2026-03-29 22:00", 24 * time.Hour, 24 * time.Hour},
 		{"Europe/Berlin", throttle.Day, "2026-10-24 22:00", 25 * time.Hour, 25 * time.Hour}, // and back
-		{"Europe/Berlin", throttle.Day, "2026-10-25 22:59", 25 * time.Hour, time.Minute},
 		{"Europe/Berlin", throttle.Month, "2026-03-31 21:59", 31*24*time.Hour - time.Hour, time.Minute},
-		{"Europe/Berlin", throttle.Month, "2026-10-31 22:30", 31*24*time.Hour + time.Hour, 30 * time.Minute},
 		{"", throttle.Month, "2028-02-28 12:00", 29 * 24 * time.Hour, 36 * time.Hour},
-		{"", throttle.Month, "2026-02-28 12:00", 28 * 24 * time.Hour, 12 * time.Hour},
-		{"", throttle.Month, "2026-12-31 23:59", 31 * 24 * time.Hour, time.Minute},
-		{"", throttle.Month, "2028-02-01 00:00", 29 * 24 * time.Hour, 29 * 24 * time.Hour},
-		{"Asia/Kathmandu", throttle.Day, "2026-11-22 18:14", 24 * time.Hour, time.Minute},
-		{"Pacific/Kiritimati", throttle.Day, "2026-11-22 09:59", 24 * time.Hour, time.Minute}, // 14 h ahead
-		// The day begins at 01:00: there is no midnight.
-		{"America/Sao_Paulo", throttle.Day, "2018-11-04 02:59", 24 * time.Hour, time.Minute},
-		{"America/Sao_Paulo", throttle.Day, "2018-11-04 03:00", 23 * time.Hour, 23 * time.Hour},
-		// At midnight it is 23:00 again.
-		{"America/Sao_Paulo", throttle.Day, "2018-02-18 01:59", 25 * time.Hour, time.Hour + time.Minute},
-		{"America/Sao_Paulo", throttle.Day, "2018-02-18 03:00", 24 * time.Hour, 24 * time.Hour},
-		// At 01:00 it is midnight again.
-		{"America/Havana", throttle.Day, "2026-11-01 03:59", 24 * time.Hour, time.Minute},
-		{"America/Havana", throttle.Day, "2026-11-01 05:00", 25 * time.Hour, 24 * time.Hour},
 		// At 00:01 it is 23:01 again, of the day before. The new day has begun.
 		{"America/St_Johns", throttle.Day, "2010-11-07 02:30", 25 * time.Hour, 25 * time.Hour},
 		{"America/St_Johns", throttle.Day, "2010-11-07 03:00", 25 * time.Hour, 24*time.Hour + 30*time.Minute},
