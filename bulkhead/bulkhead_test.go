@@ -6,7 +6,6 @@ import (
 	"maps"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -174,46 +173,6 @@ func TestPanicAndGoexitReleaseSlot(t *testing.T) {
 	requireIdle(t, b)
 }
 
-func TestFreedSlotGoesToOldestWaiter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
-		release := hold(t, b)
-		var order []int
-		for i := range 2 {
-			go func() {
-				_ = b.Do(t.Context(), func(context.Context) error {
-					order = append(order, i)
-					time.Sleep(time.Second)
-					return nil
-				})
-			}()
-			synctest.Wait()
-		}
-		require.Equal(t, []int{2}, b.Stats().Queued)
-		err := b.Do(t.Context(), nothing)
-		var full *bulkhead.FullError
-		require.ErrorAs(t, err, &full)
-		require.Equal(t, bulkhead.QueueFull, full.Reason)
-		require.Equal(t, 2, full.Queued)
-
-		time.Sleep(time.Second)
-		require.Equal(t, time.Second, b.Stats().LongestWait)
-		release()
-		release() // does nothing
-		_, err = tryBegin(b, t.Context())
-		require.ErrorIs(t, err, bulkhead.ErrFull, "a new call took the slot of one that waits")
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		require.Equal(t, []int{0, 1}, order)
-		s := b.Stats()
-		require.Zero(t, s.LongestWait, "no call waits")
-		require.EqualValues(t, 2, s.Waited)
-		require.EqualValues(t, 3, s.Admitted)
-		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 1, bulkhead.ContextEnded: 1}, refusals(b))
-		requireIdle(t, b)
-	})
-}
-
 func TestMaxWaitDecidesWhetherCallsWait(t *testing.T) {
 	for maxWait, want := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, -1: time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -228,22 +187,6 @@ func TestMaxWaitDecidesWhetherCallsWait(t *testing.T) {
 			requireIdle(t, b)
 		})
 	}
-}
-
-func TestThousandCallsMayWaitByDefault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
-		release := hold(t, b)
-		for range 1003 {
-			go func() { _ = b.Do(t.Context(), nothing) }()
-		}
-		synctest.Wait()
-		require.Equal(t, []int{1000}, b.Stats().Queued)
-		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 3}, refusals(b))
-		release()
-		synctest.Wait()
-		requireIdle(t, b)
-	})
 }
 
 func TestWaitEndsWithMaxWaitOrContext(t *testing.T) {
@@ -304,29 +247,6 @@ func TestWaitEndsWithMaxWaitOrContext(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Every interleaving of a grant and a cancel: the slot is never lost.
-func TestGrantRacingWithCancelIsPassedOn(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
-	var ran atomic.Int64
-	for range 5000 {
-		release := hold(t, b)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = b.Do(ctx, nothing) })
-		wg.Go(func() {
-			if b.Do(context.Background(), nothing) == nil {
-				ran.Add(1)
-			}
-		})
-		wg.Go(cancel)
-		wg.Go(release)
-		wg.Wait()
-		require.Zero(t, b.Stats().InFlight)
-	}
-	require.EqualValues(t, 5000, ran.Load())
-	requireIdle(t, b)
 }
 
 // A call that gets a slot at the moment at which its ctx ends passes it on.
@@ -412,32 +332,6 @@ func TestAdmittedNeverDecreases(t *testing.T) {
 		require.EqualValues(t, 1, after.Admitted)
 		requireIdle(t, b)
 	})
-}
-
-func TestRefusalHasLimitAndInFlight(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf})
-	type is struct{ Cost, Limit, InFlight int }
-	refused := func(cost int) is {
-		err := b.Do(costing(t.Context(), cost), nothing)
-		var full *bulkhead.FullError
-		require.ErrorAs(t, err, &full)
-		return is{full.Cost, full.Limit, full.InFlight}
-	}
-	one, err := b.Begin(costing(t.Context(), 1))
-	require.NoError(t, err)
-	two, err := b.Begin(costing(t.Context(), 2))
-	require.NoError(t, err)
-	require.Equal(t, is{2, 4, 3}, refused(2))
-	require.Equal(t, is{3, 4, 3}, refused(3))
-	require.NoError(t, setLimit(b, 5))
-	require.Equal(t, is{3, 5, 3}, refused(3))
-	one(nil)
-	require.Equal(t, is{4, 5, 2}, refused(4))
-	one, err = b.Begin(costing(t.Context(), 1))
-	require.NoError(t, err)
-	require.Equal(t, is{4, 5, 3}, refused(4))
-	one(nil)
-	two(nil)
 }
 
 func TestRefusalCountsWaitingCalls(t *testing.T) {

@@ -42,29 +42,6 @@ func Turns(n int, waiting []Waiting) (order string) {
 	return order
 }
 
-// GivesWay returns the share that loses a place in a full queue to a call of newcomer, or "".
-func GivesWay(newcomer string, waiting []Waiting) string {
-	q := queueOf(waiting)
-	if w := q.victim(&waiter{slots: slots{cost: 1, share: q.shareFor(newcomer)}}); w != nil {
-		return w.share.name
-	}
-	return ""
-}
-
-// NewestFirst reports whether calls are served newest first after the given events: 'c' if a caller cancels a call
-// that had to wait, 's' if a waiting call is served.
-func NewestFirst(events string) bool {
-	var p pressure
-	for _, e := range events {
-		if e == 'c' {
-			p = p.canceled()
-		} else {
-			p = p.served()
-		}
-	}
-	return p.order() == newestFirst
-}
-
 // TooClose is tooClose.
 func TooClose(left, typical time.Duration) bool { return tooClose(left, typical) }
 

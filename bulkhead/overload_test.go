@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,26 +14,6 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/linger"
 )
-
-func TestOrderFollowsCancellations(t *testing.T) {
-	for _, test := range []struct {
-		name, events string
-		newest       bool
-	}{
-		{"none", "", false},
-		{"patient callers", strings.Repeat("s", 1000), false},
-		{"a few cancellations", "ccccc", false},
-		{"enough cancellations", "cccccc", true},
-		{"nine served for each", strings.Repeat("csssssssss", 100), false},
-		{"seven served for each", strings.Repeat("csssssss", 60), true},
-		{"served calls before do not count", strings.Repeat("s", 1000) + "cccccc", true},
-		{"one served after", "ccccccs", false},
-		{"most, and 16 served", strings.Repeat("c", 1000) + strings.Repeat("s", 16), true},
-		{"most, and 17 served", strings.Repeat("c", 1000) + strings.Repeat("s", 17), false},
-	} {
-		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.newest, bulkhead.NewestFirst(test.events)) })
-	}
-}
 
 func TestDeadlineIsTooClose(t *testing.T) {
 	for _, test := range []struct {
@@ -403,25 +382,6 @@ func TestCallersGiveUpInTheirSlot(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Slots are reserved for a costly call in either order.
-func TestCostlyCallIsNotPassedByNewerCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: time.Second}))
-		c.start(t.Context(), "held 1")
-		c.start(t.Context(), "held 2")
-		c.start(t.Context(), "old")
-		abandon(t.Context(), c, 8)
-		c.start(costing(t.Context(), 2), "costly")
-		c.finish("held 1")
-		c.start(t.Context(), "new")
-		c.finish("held 2")
-		require.Equal(t, []string{"held 1", "held 2", "costly"}, c.ran)
-		c.finish("costly")
-		require.ElementsMatch(t, []string{"new", "old"}, c.ran[3:])
-		c.finishAll()
-	})
 }
 
 // Levels and shares come before the order of their calls. A level whose callers are patient is served oldest first.

@@ -48,23 +48,6 @@ func TestTurnsOfShares(t *testing.T) {
 	}
 }
 
-func TestVictimInFullQueue(t *testing.T) {
-	for _, test := range []struct {
-		newcomer string
-		waiting  []bulkhead.Waiting
-		want     string
-	}{
-		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 0, 4}, {"c", 0, 6}}, "c"},
-		{"c", []bulkhead.Waiting{{"a", 0, 1}, {"b", 0, 4}, {"c", 0, 6}}, ""},
-		{"a", []bulkhead.Waiting{{"a", 0, 4}, {"b", 0, 5}}, ""}, // they would change places
-		{"a", []bulkhead.Waiting{{"a", 0, 4}, {"b", 0, 6}}, "b"},
-		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 0, 1}}, ""},
-		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 9, 2}, {"c", 0, 2}}, "b"}, // it was served longer ago
-	} {
-		require.Equal(t, test.want, bulkhead.GivesWay(test.newcomer, test.waiting), "%+v", test)
-	}
-}
-
 // A load sends calls of one share at random: a Poisson process.
 type load struct {
 	share string
