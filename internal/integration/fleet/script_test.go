@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -264,22 +263,6 @@ func TestScriptKeepsTheOrder(t *testing.T) {
 	}
 	close(goOn)
 	require.NoError(t, <-admitted)
-}
-
-// TestWaitersOfARateShareAnswers has 100 calls wait for a rate. Without a line in the process, they cost about 5,000
-// round trips.
-func TestWaitersOfARateShareAnswers(t *testing.T) {
-	l := fleet.New(fleet.Config{
-		Name: name(t), Eval: resilienceredis.Eval(client(t)), MaxWait: time.Minute, Timeout: 5 * time.Second,
-		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("a", 100, 1).Burst(2)} },
-	})
-	var calls sync.WaitGroup
-	for range 100 {
-		calls.Go(func() { require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil })) })
-	}
-	calls.Wait()
-	require.Less(t, l.Stats().RoundTrips, int64(600))
-	t.Logf("%d round trips", l.Stats().RoundTrips)
 }
 
 // Calls that are refused by a quota or a cooldown stand in nobody's way.
