@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -12,16 +11,8 @@ import (
 )
 
 const (
-	idle       = StepIdle
-	waiting    = StepWaiting
-	started    = StepStarted
-	done       = StepDone
-	without    = StepNoEffect
-	failed     = StepFailed
-	undoing    = StepUndoing
-	undone     = StepUndone
-	undoFailed = StepUndoFailed
-	skipped    = StepSkipped
+	started = StepStarted
+	undoing = StepUndoing
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -29,11 +20,6 @@ var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func doable(name string) shape {
 	backoff := func(attempt int) time.Duration { return time.Duration(attempt) * time.Second }
 	return shape{Name: name, Do: true, Undo: true, Backoff: backoff}
-}
-
-func with(s shape, change func(*shape)) shape {
-	change(&s)
-	return s
 }
 
 func machineOf(t *testing.T, statuses []StepStatus, steps ...shape) *machine {
@@ -44,53 +30,6 @@ func machineOf(t *testing.T, statuses []StepStatus, steps ...shape) *machine {
 		m.Steps[i].Status = s
 	}
 	return m
-}
-
-// TestRelease has a row for each reason to park a saga or not.
-func TestRelease(t *testing.T) {
-	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
-	signaled := with(doable("a"), func(s *shape) { s.Await = "paid" })
-	brief := with(signaled, func(s *shape) { s.AwaitFor = time.Second })
-	child := shape{Name: "a", Child: true, ChildOf: true}
-	const waits, stops = false, true
-	for name, c := range map[string]struct {
-		step    shape
-		before  func(*machine)
-		stops   bool
-		release bool
-		wakeIn  time.Duration
-		kind    store.EventKind
-	}{
-		"an attempt may start":    {doable("a"), func(*machine) {}, waits, false, 0, ""},
-		"so it may, but not here": {doable("a"), func(*machine) {}, stops, true, 0, EventReleased},
-		"an attempt is running":   {doable("a"), func(m *machine) { m.begin(0) }, stops, false, 0, ""},
-		"it has ended": {doable("a"), func(m *machine) { m.Steps[0].Status = done; m.advance(now) }, waits, true,
-			0, ""},
-		"a short wait": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, waits,
-			false, 0, ""},
-		"a longer one": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits,
-			true, time.Minute + 1, EventParked},
-		"a short wait elsewhere": {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops,
-			true, time.Minute, EventReleased},
-		"a delay":           {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
-		"a read of a child": {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
-		"a child": {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true,
-			3 * time.Minute, EventParked},
-		"a signal":              {signaled, func(*machine) {}, waits, true, 6 * time.Hour, EventParked},
-		"a signal for a moment": {brief, func(*machine) {}, waits, true, time.Second, EventParked},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := machineOf(t, nil, c.step)
-			m.advance(now)
-			c.before(m)
-			e, wakeIn, ok := m.release(now, c.stops, 3*time.Minute)
-			require.Equal(t, c.release, ok)
-			if ok {
-				require.Equal(t, c.wakeIn, wakeIn)
-				require.Equal(t, c.kind, e.Kind)
-			}
-		})
-	}
 }
 
 // TestNoDoStartsWhileCompensating, even for steps that ran in parallel and whose turn to be undone has not come.
@@ -176,17 +115,5 @@ func TestLoad(t *testing.T) {
 		} else {
 			require.EqualError(t, err, want)
 		}
-	}
-}
-
-// TestRetryAfter adds jitter to the time that an error requests, which is capped at one hour.
-func TestRetryAfter(t *testing.T) {
-	st := doable("a").step()
-	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {
-		bound := bind(&st)
-		wait := pauseAfter(&bound, 1, after)
-		after = min(after, time.Hour)
-		require.GreaterOrEqual(t, wait, max(after, time.Second))
-		require.LessOrEqual(t, wait, max(after+after/10+1, time.Second))
 	}
 }

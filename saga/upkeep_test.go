@@ -153,7 +153,7 @@ func TestRetentionContinuesWithNextBatch(t *testing.T) {
 func TestStoppingRunnerSkipsNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := failing("flight", errDeclined)
-		slow.Attempts, slow.Backoff = 9, saga.Exponential(8*time.Second, 8*time.Second)
+		slow.Attempts, slow.Backoff = 9, constant(8*time.Second)
 		sg := sequence(slow)
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{LeaseTTL: time.Hour, Drain: time.Minute}, sg)
 		mustStart(t, r, sg)
@@ -162,6 +162,9 @@ func TestStoppingRunnerSkipsNextAttempt(t *testing.T) {
 		stop()
 		require.Zero(t, time.Since(begun))
 		require.Equal(t, "released", events(t, r, "trip-1")[1])
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, 8*time.Second, time.Until(in.WakeAt))
 	})
 }
 
