@@ -324,39 +324,6 @@ func TestCompensatingParentTurnsChildrenBack(t *testing.T) {
 	})
 }
 
-// TestParentOfUnknownChildIsStuck: the child is completed, and no runner knows its version any more. The parent is
-// reported instead of waiting silently.
-func TestParentOfUnknownChildIsStuck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, st := &warehouse{}, saga.NewMemory()
-		paid := saga.Step[trip]{Name: "paid", Await: "paid"}
-		sg := sequence(w.parcels(1), paid)
-		first, stop := observed(t, st, saga.RunnerConfig{}, silent, sg)
-		startOrder(t, first, sg)
-		time.Sleep(time.Minute)
-		stop()
-
-		newer := w.parcel()
-		newer.Version = 2
-		parcels := saga.Step[trip]{Name: "parcels",
-			Child: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
-		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(parcels, paid))
-		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
-		time.Sleep(time.Hour)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Stuck, in.Status)
-		require.Contains(t, in.LastError, "definition not registered: parcel version 0")
-		require.Equal(t, 20, total(r, "outcome=refused"), "before it fails")
-
-		saga.Register(r, w.parcel())
-		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry})
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"undo ship order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did[2:])
-	})
-}
-
 // newer returns the step of a program without version 1 of the parcel.
 func (w *warehouse) newer() saga.Step[trip] {
 	child := w.parcel()
@@ -365,9 +332,9 @@ func (w *warehouse) newer() saga.Step[trip] {
 		Child: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
 }
 
-// TestParentWaitsForRunnerKnowingItsChild: during a deployment, another runner knows the definition of the child.
-// The other children turn back while the parent waits.
-func TestParentWaitsForRunnerKnowingItsChild(t *testing.T) {
+// TestParentOfUnknownChildrenIsStuck: no runner knows the version of the children any more. At first, the parent waits
+// for another runner that does, as during a deployment. Then it is reported instead of waiting silently.
+func TestParentOfUnknownChildrenIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, st := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}},
 			saga.NewMemory()
@@ -377,17 +344,27 @@ func TestParentWaitsForRunnerKnowingItsChild(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 
-		r, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sequence(w.newer()))
 		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(10 * time.Second)
+		requireStatus(t, r, "order-1", saga.Compensating)
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
-		require.True(t, in.CancelRequested)
+		require.True(t, in.CancelRequested, "the other children turn back meanwhile")
 		require.NotZero(t, total(r, "outcome=refused"), "it reports what it waits for")
-		stop()
-		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		time.Sleep(time.Hour)
+		in, err = r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		require.Contains(t, in.LastError, "definition not registered: parcel version 0")
+		require.Equal(t, 20, total(r, "outcome=refused"), "before it fails")
+
+		saga.Register(r, w.parcel())
+		operate(t, r, "order-1", saga.Operation{Action: saga.ActionRetry})
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
+		for i := range 2 {
+			requireStatus(t, r, saga.ChildID("order-1", "parcels", i), saga.Compensated)
+		}
 	})
 }
 
@@ -640,31 +617,6 @@ func TestChildIDInUse(t *testing.T) {
 	})
 }
 
-// TestEndedChildIsRetainedForParent keeps a child, and the child's own children, for longer than their Retention,
-// since the parent may still turn back.
-func TestEndedChildIsRetainedForParent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{}
-		parcels := w.parcels(2)
-		middle := sequence(parcels)
-		middle.Name = "middle"
-		of := saga.ChildOf(middle, func(*trip) (trip, error) { return trip{}, nil }, nil)
-		sg := sequence(saga.Step[trip]{Name: "middle", Child: of},
-			saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
-			Poll: 10 * time.Minute, LeaseTTL: time.Hour, Retention: saga.Retention{Completed: time.Hour, Compensated: time.Hour},
-		}, sg)
-		startOrder(t, r, sg)
-		time.Sleep(89 * 24 * time.Hour)
-		require.Zero(t, r.Stats().Deleted)
-		time.Sleep(26 * time.Hour)
-		requireStatus(t, r, "order-1", saga.Compensated)
-		require.Len(t, w.did, 8)
-		time.Sleep(24 * time.Hour)
-		require.EqualValues(t, 4, r.Stats().Deleted, "the whole family")
-	})
-}
-
 // A countingReads store counts the reads of children and the messages that wake their parent.
 type countingReads struct {
 	store.Store
@@ -689,32 +641,6 @@ func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest)
 	list, err := s.Store.Children(ctx, req)
 	s.listed.Add(int64(len(list)))
 	return list, err
-}
-
-// TestChildEndsJustBeforeParentParks: the child ends in another process, which finds that its parent is not parked
-// yet.
-func TestChildEndsJustBeforeParentParks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
-		sg := sequence(w.parcels(1))
-		st := &parking{Store: saga.NewMemory()}
-		r, _ := observed[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, silent, sg)
-		st.before = func() {
-			rec, err := st.Load(t.Context(), "order-1/parcels/0")
-			require.NoError(t, err)
-			_, err = st.Store.Commit(t.Context(), store.CommitRequest{
-				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Progress: rec.Progress,
-				Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
-			})
-			require.NoError(t, err)
-			_, err = st.Post(t.Context(), store.PostRequest{ID: rec.Parent})
-			require.NoError(t, err)
-		}
-		begun := time.Now()
-		startOrder(t, r, sg)
-		requireEnd(t, r, "order-1", nil)
-		require.LessOrEqual(t, time.Since(begun), 2*time.Second)
-	})
 }
 
 // A listless store sometimes fails to list children.
