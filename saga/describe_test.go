@@ -27,33 +27,6 @@ func metricsOf(r *saga.Runner) map[string]float64 {
 
 func healthOf(t *testing.T, r *saga.Runner) policy.Health { return r.Describe().Health(t.Context()) }
 
-// TestStoreMetricsAgeWithoutStore: the metrics of failed queries must not look like those of a store that works.
-func TestStoreMetricsAgeWithoutStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := &uncounted{Store: saga.NewMemory()}
-		charge := step("charge")
-		charge.Pivot = true
-		sg := sequence(charge, failing("flight", saga.Permanent(errors.New("full"))))
-		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
-		mustStart(t, r, sg)
-		scrapes := func(d time.Duration) (stuck float64) {
-			for end := time.Now().Add(d); time.Now().Before(end); {
-				time.Sleep(15 * time.Second)
-				stuck = metricsOf(r)["saga.stored{saga=trip,status=stuck}"]
-				synctest.Wait() // for the query in the background
-			}
-			return stuck
-		}
-		require.Equal(t, 1.0, scrapes(time.Minute))
-		st.down = true
-		require.Equal(t, 1.0, scrapes(4*time.Minute))
-		require.Zero(t, scrapes(2*time.Minute))
-		require.GreaterOrEqual(t, r.Stats().StoreErrors, int64(20))
-		st.down = false
-		require.Equal(t, 1.0, scrapes(time.Minute))
-	})
-}
-
 // TestStoreMetricsReturnToZero: an alert on a gauge that is no longer reported would continue with its last value.
 func TestStoreMetricsReturnToZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +62,7 @@ func TestStoreMetricsReturnToZero(t *testing.T) {
 func TestHealthReportsOverdueSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
-		st := &uncounted{Store: saga.NewMemory()}
+		st := &counted{Store: saga.NewMemory()}
 		r := saga.NewRunner(st, saga.RunnerConfig{})
 		r.Observe(silent) // no Run is active
 		saga.Register(r, sg)
@@ -100,7 +73,7 @@ func TestHealthReportsOverdueSagas(t *testing.T) {
 		require.Equal(t, policy.Health{
 			Status: policy.Warn, State: "overdue", Detail: "1 saga due, the first for 1m0s",
 		}, healthOf(t, r))
-		st.down = true
+		st.fails.Store(true)
 		health := healthOf(t, r)
 		require.ErrorIs(t, health.Err, errDown)
 		require.Equal(t, policy.Fail, health.Status)
@@ -134,18 +107,6 @@ func TestStoreMetricsHaveStatus(t *testing.T) {
 		require.Equal(t, 1.0, metricsOf(r)["saga.stored{saga=trip,status=compensating}"])
 		require.Equal(t, 2.0, metricsOf(r)["saga.stored{saga=trip,status=stuck}"])
 	})
-}
-
-type uncounted struct {
-	store.Store
-	down bool
-}
-
-func (s *uncounted) Counts(ctx context.Context) (store.Counts, error) {
-	if s.down {
-		return store.Counts{}, errDown
-	}
-	return s.Store.Counts(ctx)
 }
 
 func TestEventsAreDescribed(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -485,24 +484,6 @@ func TestEngineTakesAnAnswerOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, twice.Log)
 	require.Empty(t, twice.Calls)
-}
-
-// TestEngineRefusesWithAReason what the suite of engines sees refused.
-func TestEngineRefusesWithAReason(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		awaits := step("hotel")
-		awaits.Await = "paid"
-		e := newJSONEngine(t)
-		h := saga.Register(e, sequence(step("flight"), awaits))
-		_, err := h.Start(t.Context(), "trip-1", trip{})
-		require.NoError(t, err)
-		require.ErrorContains(t, h.Signal(t.Context(), "trip-1", "other", nil), "no step of trip version 1 awaits it")
-		require.NoError(t, h.Signal(t.Context(), "trip-1", "paid", nil))
-		_, err = h.Result(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.ErrorContains(t, h.Signal(t.Context(), "trip-1", "other", nil), "no step of trip version 1 awaits it")
-		require.ErrorContains(t, h.Cancel(t.Context(), "trip-1", ""), "it is completed")
-	})
 }
 
 // TestEngineLosesACall: the attempt may have taken effect, and does not count.

@@ -16,39 +16,6 @@ import (
 // A plainEngine has no transactions.
 type plainEngine struct{ saga.Engine }
 
-func TestHandleReachesOneSaga(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"), awaits("paid"), step("hotel"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		trips := saga.Register(r, sg)
-		for _, id := range []string{"paid", "canceled"} {
-			in, err := trips.Start(t.Context(), id, trip{Calls: []string{"begin"}})
-			require.NoError(t, err)
-			require.Equal(t, saga.Running, in.Status)
-		}
-		synctest.Wait()
-		in, s, err := trips.Get(t.Context(), "paid")
-		require.NoError(t, err)
-		require.Equal(t, saga.StepWaiting, in.Steps[1].Status)
-		require.Equal(t, []string{"begin", "do flight"}, s.Calls)
-
-		require.NoError(t, trips.Signal(t.Context(), "paid", "paid", nil))
-		s, err = trips.Result(t.Context(), "paid")
-		require.NoError(t, err)
-		require.Equal(t, []string{"begin", "do flight", "paid  true", "do hotel"}, s.Calls)
-
-		require.NoError(t, trips.Cancel(t.Context(), "canceled", "ill"))
-		s, err = trips.Result(t.Context(), "canceled")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorIs(t, err, saga.ErrCanceled)
-		require.Equal(t, []string{"begin", "do flight", "undo flight"}, s.Calls, "the state is returned with the error")
-
-		_, _, err = trips.Get(t.Context(), "none")
-		require.ErrorIs(t, err, saga.ErrNotFound)
-		require.ErrorIs(t, trips.Cancel(t.Context(), "paid", ""), saga.ErrNotAllowed)
-	})
-}
-
 func TestHandleKnowsItsVersions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v1, v2, other := sequence(step("flight")), sequence(step("train")), sequence(step("flight"))
@@ -66,12 +33,17 @@ func TestHandleKnowsItsVersions(t *testing.T) {
 		}
 		_, _, err = saga.Register(r, v2).Get(t.Context(), "one")
 		require.ErrorIs(t, err, saga.ErrNotRegistered)
-		_, err = saga.Register(r, other).Start(t.Context(), "one", trip{})
-		require.ErrorIs(t, err, saga.ErrExists)
+		_, _, err = trips.Get(t.Context(), "none")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+		_, err = saga.Register(r, other).Result(t.Context(), "one")
+		require.ErrorIs(t, err, saga.ErrNotRegistered)
+		require.ErrorContains(t, err, `"one" is of trip version 1, which the handle of other lacks`)
 		require.ErrorIs(t, saga.Register(r, other).Cancel(t.Context(), "one", ""), saga.ErrNotRegistered)
 		require.ErrorIs(t, trips.Cancel(t.Context(), "none", ""), saga.ErrNotFound)
 		require.PanicsWithError(t, `saga: the older definition is one of "other", not of "trip"`,
 			func() { saga.Register(r, v2, other) })
+		require.PanicsWithError(t, "saga: trip version 1 is registered already",
+			func() { saga.Register(r, sequence(step("x"))) })
 	})
 }
 
@@ -80,9 +52,6 @@ func TestHandleWithoutTransactions(t *testing.T) {
 	trips := saga.Register(plainEngine{saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})}, sg)
 	require.ErrorIs(t, trips.StartTx(t.Context(), nil, "trip-1", trip{}), saga.ErrNoTx)
 	require.ErrorIs(t, trips.SignalTx(t.Context(), nil, "trip-1", "paid", nil), saga.ErrNoTx)
-	onMemory := saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
-	require.ErrorIs(t, onMemory.StartTx(t.Context(), nil, "trip-1", trip{}), saga.ErrNoTx)
-	require.ErrorIs(t, onMemory.SignalTx(t.Context(), nil, "trip-1", "paid", nil), saga.ErrNoTx)
 }
 
 // An attempt without a Timeout ends after 1 minute, with Run as with a Runner.

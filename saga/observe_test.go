@@ -176,8 +176,8 @@ func TestStatsCountByDefinition(t *testing.T) {
 	})
 }
 
-// TestStatsCountEachAttemptOnce counts and reports each attempt once, including attempts that a policy refuses, that
-// a stop or a lost lease cuts short, and whose transaction does not commit.
+// TestStatsCountEachAttemptOnce counts and reports each attempt once, including attempts that a stop cuts short, and
+// whose transaction does not commit. TestAttemptOfLostSagaIsInterrupted counts those that a lost lease cuts short.
 func TestStatsCountEachAttemptOnce(t *testing.T) {
 	outcomes := func(r *saga.Runner, a *audience) map[string]int {
 		told := make(map[string]int)
@@ -205,20 +205,6 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 			require.Equal(t, 1.0, metricsOf(r)["saga.in_flight"])
 			stop()
 			require.Equal(t, map[string]int{"interrupted": 1}, outcomes(r, &a))
-		})
-	})
-	t.Run("lost", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			sg := slow(time.Hour)
-			g := &gate{Store: saga.NewMemory()}
-			r, _ := observed(t, g, saga.RunnerConfig{}, silent, sg)
-			var a audience
-			r.Observe(a.hear)
-			mustStart(t, r, sg)
-			g.set(true)
-			time.Sleep(16 * time.Second)
-			require.Equal(t, map[string]int{"interrupted": 1}, outcomes(r, &a))
-			require.EqualValues(t, 1, r.Stats().Lost)
 		})
 	})
 	t.Run("a DoTx that commits at the second try", func(t *testing.T) {

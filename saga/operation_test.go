@@ -2,9 +2,6 @@ package saga_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,23 +13,6 @@ import (
 	"github.com/go-resilience/resilience/saga"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
-
-// TestSkipDefaultsToBlockingStep: the step is the one that blocks the saga, not an earlier one that failed.
-func TestSkipDefaultsToBlockingStep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
-		pivot.Pivot = true
-		sg := sequence(pivot, step("mail"), ship)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionSkip, Note: "by hand"})
-		_, err = result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.StepSkipped, state(t, r, "trip-1", "ship").Status)
-	})
-}
 
 // TestSkipAfterCancelTurnsBack turns the saga back now, although its remaining step waits.
 func TestSkipAfterCancelTurnsBack(t *testing.T) {
@@ -137,43 +117,19 @@ func TestAbandonEndsLocalAttemptAtOnce(t *testing.T) {
 	}
 }
 
-// TestOperateChecksSeq refuses the second of two equal operations.
-func TestOperateChecksSeq(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pivot, ship := step("charge"), failing("ship", saga.Permanent(errors.New("no such address")))
-		pivot.Pivot = true
-		sg := sequence(pivot, ship)
-		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-		mustStart(t, r, sg)
-		requireEnd(t, r, "trip-1", saga.ErrStuck)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		for _, op := range []saga.Action{saga.ActionRetry, saga.ActionSkip, saga.ActionCompensate, saga.ActionAbandon} {
-			err := r.Operate(t.Context(), "trip-1", saga.Operation{Action: op, Seq: in.Seq - 1})
-			require.ErrorIs(t, err, saga.ErrNotAllowed, op)
-			require.ErrorContains(t, err, fmt.Sprintf("its log has grown from %d entries to %d", in.Seq-1, in.Seq))
-		}
-		retry := saga.Operation{Action: saga.ActionRetry, Seq: in.Seq}
-		require.NoError(t, r.Operate(t.Context(), "trip-1", retry))
-		synctest.Wait()
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", retry), saga.ErrNotAllowed)
-	})
-}
-
-// A counted store counts the calls to Counts, which fail with err or are slow.
+// A counted store counts the calls to Counts, which may fail or be slow.
 type counted struct {
 	store.Store
 	calls atomic.Int64
-	err   atomic.Value
+	fails atomic.Bool
+	takes time.Duration
 }
 
 func (c *counted) Counts(ctx context.Context) (store.Counts, error) {
 	c.calls.Add(1)
-	switch v := c.err.Load().(type) {
-	case error:
-		return store.Counts{}, v
-	case time.Duration:
-		time.Sleep(v)
+	time.Sleep(c.takes)
+	if c.fails.Load() {
+		return store.Counts{}, errDown
 	}
 	return c.Store.Counts(ctx)
 }
@@ -201,19 +157,22 @@ func TestMetricsQueryStoreAtIntervals(t *testing.T) {
 		}
 		require.EqualValues(t, 12, store.calls.Load())
 
-		store.err.Store(any(io.ErrUnexpectedEOF))
+		store.fails.Store(true)
 		for minute := range 10 { // the last query that succeeded was 5s before the first minute
 			time.Sleep(time.Minute)
 			require.Equal(t, minute < 4, running() != 0, "old numbers are dropped")
 		}
 		require.EqualValues(t, 10, failed.Load())
+		store.fails.Store(false)
+		time.Sleep(time.Minute)
+		running()
+		require.NotZero(t, running())
 	})
 }
 
 func TestMetricsQuerySlowStoreOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &counted{Store: saga.NewMemory()}
-		store.err.Store(10 * time.Second)
+		store := &counted{Store: saga.NewMemory(), takes: 10 * time.Second}
 		r := saga.NewRunner(store, saga.RunnerConfig{})
 		for range 9 {
 			r.Describe().Metrics()
