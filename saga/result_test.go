@@ -136,22 +136,6 @@ func TestResultIsNotShared(t *testing.T) {
 	})
 }
 
-// TestResultOfUnreadableRecord waits for a saga whose record becomes unreadable and which is then stuck.
-func TestResultOfUnreadableRecord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st, sg := saga.NewMemory(), sequence(step("flight"))
-		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running,
-			State: []byte(`{}`), Progress: []byte("{"), Log: []store.Entry{{Kind: saga.EventCreated}}})
-		require.NoError(t, err)
-		r := idle(st, sg)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go func() { assert.NoError(t, r.Run(ctx)) }()
-		_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.ErrorContains(t, err, "the record's steps cannot be read")
-	})
-}
-
 // TestResultInObserverOfEnd: the saga waits for its observers, and has ended nevertheless.
 func TestResultInObserverOfEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

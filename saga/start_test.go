@@ -53,10 +53,13 @@ func (s *lateReply) Load(ctx context.Context, id string) (store.Record, error) {
 	return s.Store.Load(ctx, id)
 }
 
-// TestCanceledStartRunsTheSaga: this runner owns the saga, so no other runner takes it before its lease expires.
+// TestCanceledStartRunsTheSaga: this runner owns the saga, so no other runner takes it before its lease expires. The
+// ctx of Start does not reach the steps.
 func TestCanceledStartRunsTheSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"))
+		flight := step("flight")
+		flight.Do = func(ctx context.Context, _ *trip) error { return ctx.Err() }
+		sg := sequence(flight)
 		ctx, cancel := context.WithCancel(t.Context())
 		r, _ := observed(t, &lateReply{saga.NewMemory(), cancel}, saga.RunnerConfig{},
 			on(saga.EventTakenOver, func(saga.Event) { t.Error("no process has crashed") }), sg)

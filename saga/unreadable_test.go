@@ -92,33 +92,7 @@ func TestUnreadableSagaIsStuckInTheEnd(t *testing.T) {
 	})
 }
 
-// TestUnreadableSagaOfACrashedOwner: what its owner was doing may have taken effect, which the next one learns.
-func TestUnreadableSagaOfACrashedOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := saga.NewMemory()
-		second := sequence(step("flight"), step("hotel"))
-		writer := idle(st, second)
-		mustStart(t, writer, second)
-		_, err := st.Claim(t.Context(), store.ClaimRequest{
-			Owner: "crashed", LeaseTTL: time.Second, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
-		})
-		require.NoError(t, err)
-		time.Sleep(2 * time.Second)
-		_, stop := observed(t, st, saga.RunnerConfig{}, silent, sequence(step("flight")))
-		time.Sleep(5 * time.Second)
-		stop()
-		in, err := writer.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Empty(t, in.Owner)
-		operate(t, writer, "trip-1", saga.Operation{Action: saga.ActionCompensate})
-		current, _ := observed(t, st, saga.RunnerConfig{}, silent, second)
-		s, err := result[trip](t.Context(), current, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"undo flight"}, s.Calls)
-	})
-}
-
-// TestUnreadableRecordsAreLeftToOthers, unless they are no JSON: see TestRecordThatCannotBeReadIsStuckUnchanged.
+// TestUnreadableRecordsAreLeftToOthers, unless they are no JSON: see TestUnreadableRecordIsStuckUnchanged.
 func TestUnreadableRecordsAreLeftToOthers(t *testing.T) {
 	const steps = `"steps":[{"n":"flight","s":"started"}]`
 	for name, c := range map[string]struct{ progress, error string }{
