@@ -98,37 +98,6 @@ func TestTransactionForOneDirection(t *testing.T) {
 	})
 }
 
-// A full store has no connection for the first n transactions.
-type fullStore struct {
-	*txMemory
-	times atomic.Int64
-}
-
-func (f *fullStore) Begin(ctx context.Context) (*sql.Tx, error) {
-	if f.times.Add(-1) >= 0 {
-		return nil, errDown
-	}
-	return f.txMemory.Begin(ctx)
-}
-
-func TestFailedBeginIsRefusedAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		full := &fullStore{txMemory: newTxMemory(t)}
-		full.times.Store(2)
-		flight := inTx("flight")
-		flight.Attempts = 1 // DoTx is not called, which does not count
-		sg := sequence(flight)
-		var told audience
-		r, _ := observed[trip](t, full, saga.RunnerConfig{}, told.hear, sg)
-		mustStart(t, r, sg)
-		requireCompleted(t, r, "trip-1")
-		require.Equal(t, []string{"do flight"}, full.l.did())
-		attempts := told.heard(saga.EventAttempted)
-		require.Len(t, attempts, 3)
-		require.ErrorIs(t, attempts[0].Err, errDown)
-	})
-}
-
 // TestAttemptDoesNotStartAfterLeaseExpiry: the answer to a commit arrives after the lease has expired.
 func TestAttemptDoesNotStartAfterLeaseExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -214,6 +183,7 @@ func TestSignalReadsBackOff(t *testing.T) {
 			requireCompleted(t, r, "trip-1")
 			require.Less(t, time.Since(begun), within)
 			require.GreaterOrEqual(t, time.Since(begun), within/30)
+			require.EqualValues(t, fails, r.Stats().StoreErrors)
 		})
 	}
 }

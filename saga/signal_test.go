@@ -2,7 +2,6 @@ package saga_test
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -129,23 +128,6 @@ func TestOperatorActionSeesEarlierSignals(t *testing.T) {
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"paid cash true"}, s.Calls)
-			require.LessOrEqual(t, time.Since(begun), time.Second)
-		})
-	})
-	t.Run("retry of a stuck saga", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			pivot, paid := step("charge"), awaits("paid")
-			pivot.Pivot, paid.AwaitFor = true, long(24*time.Hour)
-			sg := sequence(pivot, paid)
-			r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
-			mustStart(t, r, sg)
-			requireEnd(t, r, "trip-1", saga.ErrStuck)
-			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-			begun := time.Now()
-			operate(t, r, "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "it has come"})
-			s, err := result[trip](t.Context(), r, "trip-1")
-			require.NoError(t, err)
-			require.Equal(t, []string{"do charge", "paid cash true"}, s.Calls)
 			require.LessOrEqual(t, time.Since(begun), time.Second)
 		})
 	})
@@ -442,32 +424,4 @@ func TestSignalWakesTheRunner(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
 	})
-}
-
-// TestSagaWaitsForReadableSignals: the store fails to return them.
-func TestSagaWaitsForReadableSignals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &deaf{Store: saga.NewMemory(), down: 5}
-		sg := sequence(awaits("paid"))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"paid cash true"}, s.Calls)
-		require.EqualValues(t, 5, r.Stats().StoreErrors)
-	})
-}
-
-// A deaf store fails to return signals.
-type deaf struct {
-	store.Store
-	down int
-}
-
-func (d *deaf) Messages(ctx context.Context, id string) ([]store.Message, error) {
-	if d.down--; d.down >= 0 {
-		return nil, sql.ErrConnDone
-	}
-	return d.Store.Messages(ctx, id)
 }

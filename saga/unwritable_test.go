@@ -15,13 +15,11 @@ import (
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// A picky store rejects commits whose state contains certain words, and may be down.
+// A picky store rejects commits whose state contains certain words, or all commits.
 type picky struct {
 	store.Store
 	words    string
 	noCommit atomic.Bool
-	noWrite  atomic.Bool
-	hangs    atomic.Bool // each commit hangs until its ctx is done
 	tries    atomic.Int64
 }
 
@@ -29,28 +27,10 @@ var errTooLong = errors.New("value too long")
 
 func (p *picky) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	p.tries.Add(1)
-	if p.hangs.Load() {
-		<-ctx.Done()
-		return store.Receipt{}, ctx.Err()
-	}
-	if p.noCommit.Load() || p.noWrite.Load() || p.words != "" && bytes.Contains(req.State, []byte(p.words)) {
+	if p.noCommit.Load() || p.words != "" && bytes.Contains(req.State, []byte(p.words)) {
 		return store.Receipt{}, errTooLong
 	}
 	return p.Store.Commit(ctx, req)
-}
-
-func (p *picky) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	if p.noWrite.Load() {
-		return nil, errTooLong
-	}
-	return p.Store.Heartbeat(ctx, req)
-}
-
-func (p *picky) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
-	if p.noWrite.Load() {
-		return nil, errTooLong
-	}
-	return p.Store.Claim(ctx, req)
 }
 
 func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
@@ -133,40 +113,6 @@ func TestLostSagaIsNotStuck(t *testing.T) {
 		require.EqualValues(t, 1, r.Stats().Lost)
 		require.NotContains(t, events(t, r, "trip-1"), "stuck")
 	})
-}
-
-func TestStoreErrorMakesNoSagaStuck(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		out   func(*picky) *atomic.Bool
-		lasts time.Duration
-		tries int64
-	}{
-		{"commits fail for less than a lease", func(p *picky) *atomic.Bool { return &p.noCommit }, 14 * time.Second, 11},
-		{"all writes fail for an hour", func(p *picky) *atomic.Bool { return &p.noWrite }, time.Hour, 11},
-		{"a few slow commits fail", func(p *picky) *atomic.Bool { return &p.hangs }, time.Minute, 5},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := &picky{Store: saga.NewMemory()}
-				var once atomic.Bool
-				flight := step("flight")
-				flight.Do = func(context.Context, *trip) error {
-					if once.CompareAndSwap(false, true) {
-						c.out(store).Store(true)
-						time.AfterFunc(c.lasts, func() { c.out(store).Store(false) })
-					}
-					return nil
-				}
-				sg := sequence(flight, step("hotel"))
-				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
-				mustStart(t, r, sg)
-				requireEnd(t, r, "trip-1", nil)
-				require.NotContains(t, events(t, r, "trip-1"), "stuck")
-				require.GreaterOrEqual(t, store.tries.Load(), c.tries)
-			})
-		})
-	}
 }
 
 // TestRejectedCommitsBackOff: a store that rejects each commit makes no saga stuck, even if it accepts heartbeats. A
