@@ -83,11 +83,37 @@ type dashed struct {
 	Cache map[string]int `json:"-"`
 }
 
+type (
+	shadowed struct {
+		base
+		ID string
+	}
+	twice struct {
+		A string `json:"B"`
+		B string
+	}
+	ambiguous struct {
+		left
+		right
+	}
+	base  struct{ ID string }
+	left  struct{ N int }
+	right struct{ N int }
+)
+
 func register[S any](codec saga.Codec[S]) func() {
-	nothing := func(context.Context, *S) error { return nil }
-	sg := &saga.Saga[S]{Name: "trip", Codec: codec, Steps: []saga.Step[S]{{Name: "a", Do: nothing, ReadOnly: true}}}
-	return func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) }
+	return registerWith(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), codec)
 }
+
+func registerWith[S any](e saga.Engine, codec saga.Codec[S]) func() {
+	sg := &saga.Saga[S]{Name: "trip", Codec: codec, Steps: []saga.Step[S]{{Name: "a", Do: noCall[S], ReadOnly: true}}}
+	return func() { saga.Register(e, sg) }
+}
+
+// An undemanding engine registers every definition.
+type undemanding struct{ saga.Engine }
+
+func (undemanding) Register(*saga.Definition) error { return nil }
 
 type anyCodec[S any] struct{}
 
@@ -111,6 +137,11 @@ func TestRegisterRejectsLossyState(t *testing.T) {
 		"s.Then ":        register[struct{ Then func() }](nil),
 		"s.List ":        register[struct{ List []map[string]error }](nil),
 		"s of type chan": register[chan int](nil),
+		"s.ID ":          register[shadowed](nil),
+		"s.B ":           register[twice](nil),
+		"s.N ":           register[ambiguous](nil),
+		"s.List.B ":      register[struct{ List []map[string]twice }](nil),
+		"s.B  ":          registerWith[twice](undemanding{}, nil), // on another engine
 	} {
 		func() {
 			defer func() { require.ErrorContains(t, recover().(error), where[:len(where)-1]) }()

@@ -180,7 +180,7 @@ func TestRunnerConfigErrorNamesField(t *testing.T) {
 		"saga.RunnerConfig.Retention.Compensated is -1s": {
 			Retention: saga.Retention{Compensated: -time.Second},
 		},
-		"saga.RunnerConfig.Retention.Abandoned is -1s": {
+		"saga.RunnerConfig.Retention.Abandoned is -1s: must be 0 (for 30 days), more, or Unlimited": {
 			Retention: saga.Retention{Abandoned: -time.Second},
 		},
 	} {
