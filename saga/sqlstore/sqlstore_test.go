@@ -298,18 +298,12 @@ func TestHeartbeatSkipsTheQueue(t *testing.T) {
 
 // TestErrorsOfPoolersHaveAdvice by what PostgreSQL says of statements of another session.
 func TestErrorsOfPoolersHaveAdvice(t *testing.T) {
-	for state, want := range map[stateError]bool{"26000": true, "42P05": true, "42P01": false} {
+	for state, want := range map[sqlState]bool{"26000": true, "42P05": true, "42P01": false} {
 		_, err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Load(t.Context(), "a")
 		require.ErrorIs(t, err, state)
 		require.Equal(t, want, strings.Contains(err.Error(), "default_query_exec_mode=exec"), "%v", err)
 	}
 }
-
-// A stateError has the form of that of pgx.
-type stateError string
-
-func (e stateError) Error() string    { return "SQLSTATE " + string(e) }
-func (e stateError) SQLState() string { return string(e) }
 
 // TestCheckOfBusyDatabaseIsUndecided: a runner would end for good that begins while another process
 // has them locked.
@@ -393,19 +387,6 @@ func TestEmptyRequestsSendNothing(t *testing.T) {
 		renewed, err := st.Heartbeat(t.Context(), store.HeartbeatRequest{Owner: "me"})
 		require.NoError(t, err)
 		require.Empty(t, renewed)
-		require.Empty(t, s.log)
-	}
-}
-
-// TestDeleteEndedNeedsALimit: a negative one means no limit to SQLite.
-func TestDeleteEndedNeedsALimit(t *testing.T) {
-	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
-		s := new(script)
-		st := newStore(t, s, dialect)
-		_, err := st.DeleteEnded(t.Context(), store.Completed, time.Hour, -1)
-		require.EqualError(t, err, "sqlstore: delete: age is 1h0m0s and limit -1: must not be negative")
-		_, err = st.DeleteEnded(t.Context(), store.Completed, -time.Hour, 1)
-		require.EqualError(t, err, "sqlstore: delete: age is -1h0m0s and limit 1: must not be negative")
 		require.Empty(t, s.log)
 	}
 }
