@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sagastore"
-	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
 // Rows that no program of this version writes, after a repair by hand or a restored part of
@@ -93,27 +92,5 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		require.Len(t, listed, len(ids))
 		_, _, err := r.Counts(ctx)
 		require.NoError(t, err)
-	})
-}
-
-// TestOldBarrierRowsAreDeleted by the statements in the documentation of saga.BarrierTable.
-func TestOldBarrierRowsAreDeleted(t *testing.T) {
-	old := map[sqlstore.Dialect]string{
-		sqlstore.PostgreSQL: "now() - interval '90 days'",
-		sqlstore.MySQL:      "now() - INTERVAL 90 DAY",
-		sqlstore.SQLite:     "datetime('now', '-90 days')",
-	}
-	onEach(t, func(t *testing.T, d database) {
-		db := d.open(t)
-		for _, at := range []string{"CURRENT_TIMESTAMP", strings.Replace(old[d.Dialect], "90", "91", 1)} {
-			_, err := db.Exec(d.sql("INSERT INTO saga_barrier (saga_id, step, op, reason, at) VALUES ('a', 'b', $1, 'do', "+
-				at+")"), fmt.Sprint("op", len(at)))
-			require.NoError(t, err)
-		}
-		res, err := db.Exec("DELETE FROM saga_barrier WHERE saga_id > '' AND at < " + old[d.Dialect])
-		require.NoError(t, err)
-		n, err := res.RowsAffected()
-		require.NoError(t, err)
-		require.EqualValues(t, 1, n)
 	})
 }
