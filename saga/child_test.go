@@ -129,8 +129,7 @@ func TestWaitingParentHoldsNoPlace(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"do pack order-1/parcels/0"}, w.did)
 		require.Zero(t, r.Stats().TakenOver)
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
+		in := instance(t, r, "order-1")
 		require.Empty(t, in.Owner)
 		require.Equal(t, 1, in.Steps[0].Children)
 		require.False(t, in.Steps[0].WaitingSince.IsZero())
@@ -138,8 +137,7 @@ func TestWaitingParentHoldsNoPlace(t *testing.T) {
 		require.Equal(t, 0, in.Steps[0].Attempts, "to wait is no attempt")
 		require.Less(t, len(events(t, r, "order-1")), 60, "it looks around less and less often")
 		close(w.hold["do pack order-1/parcels/0"])
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "order-1", nil)
 	})
 }
 
@@ -306,9 +304,7 @@ func TestCompensatingParentTurnsChildrenBack(t *testing.T) {
 		require.Equal(t, []string{"created", "step_done pack", "step_done ship", "completed", "turned_back",
 			"step_undone ship", "step_undone pack", "compensated"},
 			events(t, r, "order-1/parcels/1"))
-		in, err := r.Get(t.Context(), "order-1/parcels/1")
-		require.NoError(t, err)
-		require.Equal(t, "the saga that started it turned back", in.Cause)
+		require.Equal(t, "the saga that started it turned back", instance(t, r, "order-1/parcels/1").Cause)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}}
@@ -348,13 +344,11 @@ func TestParentOfUnknownChildrenIsStuck(t *testing.T) {
 		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
 		time.Sleep(10 * time.Second)
 		requireStatus(t, r, "order-1", saga.Compensating)
-		in, err := r.Get(t.Context(), "order-1/parcels/1")
-		require.NoError(t, err)
+		in := instance(t, r, "order-1/parcels/1")
 		require.True(t, in.CancelRequested, "the other children turn back meanwhile")
 		require.NotZero(t, total(r, "outcome=refused"), "it reports what it waits for")
 		time.Sleep(time.Hour)
-		in, err = r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
+		in = instance(t, r, "order-1")
 		require.Equal(t, saga.Stuck, in.Status)
 		require.Contains(t, in.LastError, "definition not registered: parcel version 0")
 		require.Equal(t, 20, total(r, "outcome=refused"), "before it fails")
@@ -415,14 +409,11 @@ func TestUndoWaitsForStuckChild(t *testing.T) {
 		r, _ := observed(t, saga.NewMemory(), saga.RunnerConfig{}, silent, sg)
 		startOrder(t, r, sg)
 		time.Sleep(long(24 * time.Hour))
-		in, err := r.Get(t.Context(), "order-1")
-		require.NoError(t, err)
-		require.Equal(t, saga.Compensating, in.Status)
+		requireStatus(t, r, "order-1", saga.Compensating)
 		require.Zero(t, r.Stats().StoreErrors)
 		clear(w.fail)
 		operate(t, r, "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"})
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
+		requireEnd(t, r, "order-1", saga.ErrCompensated)
 		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}),
 			saga.ErrNotAllowed)
 	})
@@ -455,8 +446,7 @@ func TestParentTurnsStuckChildBack(t *testing.T) {
 		})
 		require.NoError(t, err)
 		operate(t, r, "order-1", saga.Operation{Action: saga.ActionCancel, Note: "ill"})
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		requireEnd(t, r, "order-1", saga.ErrCanceled)
 		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
 		require.EqualValues(t, 1, r.Stats().StoreErrors, "the first try is reported")
 	})
@@ -534,8 +524,7 @@ func TestLateChildDoesNothing(t *testing.T) {
 		_, err = st.Store.Post(t.Context(), store.PostRequest{ID: "order-1", Payload: []byte("ill"), Cancel: true})
 		require.NoError(t, err)
 		other, _ := begin(t, st.Store, saga.RunnerConfig{Name: "other"}, sg)
-		_, err = result[trip](t.Context(), other, "order-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		requireEnd(t, other, "order-1", saga.ErrCanceled)
 		close(st.wake)
 		time.Sleep(time.Hour)
 		did := slices.Clone(w.did)
@@ -800,8 +789,7 @@ func TestChildStartedBeforeParentRecord(t *testing.T) {
 			blind := &unread{Store: st}
 			r, _ := observed[trip](t, blind, saga.RunnerConfig{}, silent, sg)
 			require.True(t, blind.failed.Load(), "an unreadable child may have started")
-			_, err = result[trip](t.Context(), r, "order-1")
-			require.ErrorIs(t, err, saga.ErrCanceled)
+			requireEnd(t, r, "order-1", saga.ErrCanceled)
 			for _, id := range []string{"order-1/parcels/0", "order-1/parcels/1"} {
 				requireStatus(t, r, id, saga.Compensated)
 			}

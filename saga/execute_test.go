@@ -41,8 +41,7 @@ func TestMaxTakeovers(t *testing.T) {
 				r, _ := observed(t, store.Store(g), saga.RunnerConfig{MaxTakeovers: c.most}, silent, sg)
 				abandoned(t, g.Store, "trip-1", "dead")
 				time.Sleep(time.Minute)
-				in, err := r.Get(t.Context(), "trip-1")
-				require.NoError(t, err)
+				in := instance(t, r, "trip-1")
 				require.Equal(t, c.err, in.Cause)
 				if c.err == "" {
 					require.Equal(t, saga.Completed, in.Status)
@@ -75,8 +74,7 @@ func TestChildrenCarryParentsContext(t *testing.T) {
 		require.NoError(t, err)
 		stop()
 		r, _ = begin(t, st, cfg, leaf, sg)
-		_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		require.Equal(t, []string{"trace 1"}, seen)
 	})
 }
@@ -295,8 +293,7 @@ func TestCancelWithLostCommitAnswer(t *testing.T) {
 		r, _ := observed(t, store.Store(g), saga.RunnerConfig{}, silent, sg)
 		begun := time.Now()
 		mustStart(t, r, sg)
-		_, err := saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
+		requireEnd(t, r, "trip-1", saga.ErrCanceled)
 		require.Zero(t, time.Since(begun), "no heartbeat had to report it")
 	})
 }

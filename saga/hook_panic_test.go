@@ -29,8 +29,7 @@ func TestPanicInAHookDoesNotPass(t *testing.T) {
 		in, err := saga.Register(r, sg).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
 		require.Equal(t, "trip-1", in.ID)
-		_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 		require.Zero(t, r.Stats().TakenOver)
 		synctest.Wait()
 		for _, want := range []string{
@@ -44,8 +43,7 @@ func TestPanicInAHookDoesNotPass(t *testing.T) {
 		_, err = saga.Register(idle, sg).Start(t.Context(), "trip-2", trip{})
 		require.NoError(t, err)
 		operate(t, idle, "trip-2", saga.Operation{Action: saga.ActionAbandon, Note: "test"})
-		in, err = idle.Get(t.Context(), "trip-2")
-		require.NoError(t, err)
+		in = instance(t, idle, "trip-2")
 		require.Equal(t, saga.Abandoned, in.Status)
 	})
 }

@@ -36,9 +36,7 @@ func get(t *testing.T, rec store.Record) *saga.Instance {
 	rec.Saga, rec.Version = "trip", 1
 	r := saga.NewRunner(&filed{rec: rec}, saga.RunnerConfig{})
 	saga.Register(r, ordered())
-	in, err := r.Get(t.Context(), "trip-1")
-	require.NoError(t, err)
-	return in
+	return instance(t, r, "trip-1")
 }
 
 // TestActions has a row for each reason to allow an action or not.

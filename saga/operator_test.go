@@ -47,8 +47,7 @@ func TestStuckSagaIsReportedWithDetails(t *testing.T) {
 		require.Equal(t, []any{"trip-1", "trip", 1, saga.Stuck}, []any{alert.ID, alert.Saga, alert.Version, alert.Status})
 		require.EqualError(t, alert.Err, "closed for the season")
 
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
+		in := instance(t, r, "trip-1")
 		require.True(t, in.TurnedBack)
 		require.Equal(t, "car", in.Step)
 		require.Equal(t, "declined", in.Cause)
@@ -243,8 +242,7 @@ func TestCancelAfterPivotOfUnknownDefinition(t *testing.T) {
 		other := saga.NewRunner(store, saga.RunnerConfig{})
 		require.ErrorIs(t, other.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCancel, Note: "late"}),
 			saga.ErrNotAllowed)
-		in, err := other.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
+		in := instance(t, other, "trip-1")
 		require.Equal(t, saga.StepDone, in.Steps[1].Status)
 		require.False(t, in.CancelRequested)
 		require.Equal(t, []saga.Action{saga.ActionRetry, saga.ActionSkip, saga.ActionAbandon}, in.Actions)
@@ -288,8 +286,6 @@ func TestOperatorKeepsWait(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved"})
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, time.Hour, time.Until(in.WakeAt))
+		require.Equal(t, time.Hour, time.Until(instance(t, r, "trip-1").WakeAt))
 	})
 }

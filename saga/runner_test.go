@@ -99,9 +99,14 @@ func requireEnd(t *testing.T, r *saga.Runner, id string, want error) {
 
 func requireStatus(t *testing.T, r *saga.Runner, id string, want saga.Status, msg ...any) {
 	t.Helper()
+	require.Equal(t, want, instance(t, r, id).Status, msg...)
+}
+
+func instance(t *testing.T, r *saga.Runner, id string) *saga.Instance {
+	t.Helper()
 	in, err := r.Get(t.Context(), id)
 	require.NoError(t, err)
-	require.Equal(t, want, in.Status, msg...)
+	return in
 }
 
 func operate(t *testing.T, r *saga.Runner, id string, op saga.Operation) {
@@ -348,8 +353,7 @@ func TestStoppingRunnerReleasesSagas(t *testing.T) {
 		require.Equal(t, saga.StepStarted, in.Steps[1].Status, "a runner that has stopped starts nothing itself")
 
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		_, err = result[trip](t.Context(), second, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, second, "trip-1", nil)
 		require.Equal(t, []string{"created", "step_done flight", "released", "step_done hotel", "completed"},
 			events(t, second, "trip-1"))
 		synctest.Wait()
@@ -376,9 +380,7 @@ func TestClaimDuringStopIsReleased(t *testing.T) {
 		stop()
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Claimed)
-		in, err := idle.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Empty(t, in.Owner)
+		require.Empty(t, instance(t, idle, "trip-1").Owner)
 		require.Equal(t, []string{"created", "released"}, events(t, idle, "trip-1"))
 	})
 }
@@ -455,8 +457,7 @@ func TestLongWaitIsParked(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Zero(t, r.Stats().Held)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
+		in := instance(t, r, "trip-1")
 		require.Equal(t, saga.Running, in.Status)
 		require.Equal(t, 2, in.Failures)
 		require.Equal(t, "declined", in.LastError)
@@ -715,9 +716,7 @@ func TestUnknownVersionIsLeftToOthers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"do train", "do hotel"}, s.Calls)
 		time.Sleep(2 * time.Second)
-		in, err := r.Get(t.Context(), "one")
-		require.NoError(t, err)
-		require.Empty(t, in.Owner)
+		require.Empty(t, instance(t, r, "one").Owner)
 		require.Equal(t, []string{"created"}, events(t, r, "one"))
 		_, err = result[trip](canceledAfter(t, time.Minute), r, "one")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -746,8 +745,7 @@ func TestResultSurvivesStoreErrors(t *testing.T) {
 		require.ErrorIs(t, err, errDown)
 		require.Contains(t, lines(a.heard(saga.EventStoreFailed)), `store_failed saga: result of "trip-1": `+errDown.Error())
 		time.AfterFunc(10*time.Second, func() { g.set(false) })
-		_, err = result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
+		requireEnd(t, r, "trip-1", nil)
 	})
 }
 

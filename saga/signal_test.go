@@ -27,9 +27,7 @@ func awaits(signal string) saga.Step[trip] {
 
 func state(t *testing.T, r *saga.Runner, id, step string) saga.StepState {
 	t.Helper()
-	in, err := r.Get(t.Context(), id)
-	require.NoError(t, err)
-	for _, st := range in.Steps {
+	for _, st := range instance(t, r, id).Steps {
 		if st.Name == step {
 			return st
 		}
@@ -330,8 +328,7 @@ func TestStuckSagaAcceptsSignalsUntilItTurnsBack(t *testing.T) {
 		require.NoError(t, signalTx("packed"))
 
 		operate(t, r, "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"})
-		_, err = result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
+		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		for _, again := range []string{"paid", "packed"} {
 			require.NoError(t, signal(again))
 			require.NoError(t, signalTx(again))
@@ -363,9 +360,7 @@ func TestSignalIsRefusedWhileSagaTurnsBack(t *testing.T) {
 		list, err := store.Messages(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, list)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.True(t, in.TurnedBack)
+		require.True(t, instance(t, r, "trip-1").TurnedBack)
 	})
 }
 

@@ -49,8 +49,7 @@ func TestUnreadableSagaIsLeftToAnotherBuild(t *testing.T) {
 		require.Equal(t, []string{"trip-1: " + otherSteps}, reported.all(), "once")
 		require.Equal(t, policy.Health{Status: policy.Warn, State: "unreadable", Detail: `saga "trip-1": ` + otherSteps},
 			old.Describe().Health(t.Context()))
-		in, err := old.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
+		in := instance(t, old, "trip-1")
 		require.Equal(t, saga.Running, in.Status)
 		require.Empty(t, in.Owner)
 		require.Contains(t, in.LastError, "left to another build of the program")
@@ -62,8 +61,7 @@ func TestUnreadableSagaIsLeftToAnotherBuild(t *testing.T) {
 		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
 		time.Sleep(20 * time.Minute)
 		require.Equal(t, policy.Health{}, old.Describe().Health(t.Context()))
-		in, err = old.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
+		in = instance(t, old, "trip-1")
 		require.Empty(t, in.LastError)
 		stop()
 	})
@@ -80,9 +78,7 @@ func TestUnreadableSagaIsStuckInTheEnd(t *testing.T) {
 		requireEnd(t, old, "trip-1", saga.ErrStuck)
 		require.Greater(t, time.Since(begun), 23*time.Hour)
 		require.Less(t, time.Since(begun), 25*time.Hour)
-		in, err := old.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Less(t, in.Seq, int64(400), "entries in the log")
+		require.Less(t, instance(t, old, "trip-1").Seq, int64(400), "entries in the log")
 		retry := saga.Operation{Action: saga.ActionRetry}
 		require.ErrorIs(t, old.Operate(t.Context(), "trip-1", retry), saga.ErrNotRegistered)
 		stop()
@@ -149,9 +145,7 @@ func TestAwaitStepThatADeploymentRemoves(t *testing.T) {
 
 		back, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
 		requireCompleted(t, back, "trip-7")
-		in, err := back.Get(t.Context(), "trip-8")
-		require.NoError(t, err)
-		require.Equal(t, saga.StepWaiting, in.Steps[1].Status)
+		require.Equal(t, saga.StepWaiting, instance(t, back, "trip-8").Steps[1].Status)
 	})
 }
 
