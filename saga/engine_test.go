@@ -329,9 +329,9 @@ type workers struct {
 	worker      *worker
 }
 
-// A worker is a process. Once it is dead, none of its writes arrives.
+// A worker is a process. Once it is dead, none of its calls arrives.
 type worker struct {
-	store.Store
+	hooked
 	runner *saga.Runner
 	stop   context.CancelFunc
 	done   chan struct{}
@@ -340,25 +340,11 @@ type worker struct {
 
 var errDead = errors.New("the process is dead")
 
-func (w *worker) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+func (w *worker) meddle(ctx context.Context, _, _ string, call func(context.Context) error) error {
 	if w.dead.Load() {
-		return nil, errDead
+		return errDead
 	}
-	return w.Store.Claim(ctx, req)
-}
-
-func (w *worker) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	if w.dead.Load() {
-		return nil, errDead
-	}
-	return w.Store.Heartbeat(ctx, req)
-}
-
-func (w *worker) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-	if w.dead.Load() {
-		return store.Receipt{}, errDead
-	}
-	return w.Store.Commit(ctx, req)
+	return call(ctx)
 }
 
 func (w *worker) end() {
@@ -388,7 +374,8 @@ func (e *workers) newRunner(st store.Store) *saga.Runner {
 
 func (e *workers) begin() {
 	ctx, stop := context.WithCancel(context.Background())
-	w := &worker{Store: e.store, stop: stop, done: make(chan struct{})}
+	w := &worker{stop: stop, done: make(chan struct{})}
+	w.Store, w.hook = e.store, w.meddle
 	w.runner = e.newRunner(w)
 	for _, d := range e.definitions {
 		require.NoError(e.t, w.runner.Register(d))

@@ -12,72 +12,37 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
-	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
-// An outage is a store that fails for some time.
+// An outage is a time in which a store fails.
 type outage struct {
-	store.Store
 	from, until time.Time
 	methods     []string // the methods that fail
 	how         string   // "error", "hang" until ctx is done, "slow", or "lost": it takes effect, but returns an error
 }
 
-func during[T any](o *outage, ctx context.Context, method string, call func() (T, error)) (v T, err error) {
+// store returns a store with the outage.
+func (o *outage) store() saga.Store { return &hooked{saga.NewMemory(), o.meddle} }
+
+func (o *outage) meddle(ctx context.Context, method, _ string, call func(context.Context) error) error {
 	if time.Now().Before(o.from) || !time.Now().Before(o.until) || !slices.Contains(o.methods, method) {
-		return call()
+		return call(ctx)
 	}
 	switch o.how {
 	case "hang":
 		<-ctx.Done()
-		return v, ctx.Err()
+		return ctx.Err()
 	case "slow":
 		select {
 		case <-time.After(6 * time.Second):
-			return call()
+			return call(ctx)
 		case <-ctx.Done():
-			return v, ctx.Err()
+			return ctx.Err()
 		}
 	case "lost":
-		_, _ = call()
+		_ = call(ctx)
 	}
-	return v, errDown
-}
-
-func (o *outage) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
-	rec, err = during(o, ctx, "Start", func() (rec store.Record, err error) {
-		rec, created, err = o.Store.Start(ctx, req)
-		return rec, err
-	})
-	return rec, created && err == nil, err
-}
-
-func (o *outage) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
-	return during(o, ctx, "Claim", func() ([]store.Record, error) { return o.Store.Claim(ctx, req) })
-}
-
-func (o *outage) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	return during(o, ctx, "Heartbeat", func() ([]store.Renewed, error) { return o.Store.Heartbeat(ctx, req) })
-}
-
-func (o *outage) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-	return during(o, ctx, "Commit", func() (store.Receipt, error) { return o.Store.Commit(ctx, req) })
-}
-
-func (o *outage) Post(ctx context.Context, req store.PostRequest) (store.Record, error) {
-	return during(o, ctx, "Post", func() (store.Record, error) { return o.Store.Post(ctx, req) })
-}
-
-func (o *outage) Load(ctx context.Context, id string) (store.Record, error) {
-	return during(o, ctx, "Load", func() (store.Record, error) { return o.Store.Load(ctx, id) })
-}
-
-func (o *outage) Messages(ctx context.Context, id string) ([]store.Message, error) {
-	return during(o, ctx, "Messages", func() ([]store.Message, error) { return o.Store.Messages(ctx, id) })
-}
-
-func (o *outage) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
-	return during(o, ctx, "Children", func() ([]store.ChildRecord, error) { return o.Store.Children(ctx, req) })
+	return errDown
 }
 
 // until calls fn, each time with a timeout, until fn returns nil.
@@ -103,7 +68,7 @@ func outlasting(name string) saga.Step[trip] {
 // TestSagasOutlastOutage: while all methods of the store or only some fail for 15 minutes, a saga neither becomes stuck
 // nor turns back. When the store works again, the saga and a call to Wait end within a bounded time.
 func TestSagasOutlastOutage(t *testing.T) {
-	writes := []string{"Start", "Claim", "Commit", "Post"}
+	writes := []string{"Start", "Claim", "Commit", "Signal", "Cancel", "Wake"}
 	rest := append([]string{"Load", "Messages", "Children"}, writes...)
 	child := sequence(outlasting("room"))
 	child.Name = "hotel"
@@ -160,15 +125,16 @@ func TestSagasOutlastOutage(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) {
 							definition := sequence(sg.steps()...)
 							definition.Timeout = time.Hour
-							o := &outage{Store: saga.NewMemory(), methods: fails.methods, how: how}
+							o := &outage{methods: fails.methods, how: how}
 							o.from = time.Now()
 							if sg.name != "just started" {
 								o.from = o.from.Add(15 * time.Second)
 							}
 							o.until = o.from.Add(15 * time.Minute)
-							r, _ := observed(t, store.Store(o), saga.RunnerConfig{}, silent, child, definition)
+							st := o.store()
+							r, _ := observed(t, st, saga.RunnerConfig{}, silent, child, definition)
 							for range runners - 1 {
-								observed(t, store.Store(o), saga.RunnerConfig{}, silent, child, definition)
+								observed(t, st, saga.RunnerConfig{}, silent, child, definition)
 							}
 							h := saga.Register(r, definition)
 							until(func(ctx context.Context) error { _, err := h.Start(ctx, "trip-1", trip{}); return err })
@@ -195,14 +161,15 @@ func TestSagasOutlastOutage(t *testing.T) {
 func TestNewRunnerCountsNoTakeoversOfAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(taking(20*time.Second, step("flight")))
-		o := &outage{Store: saga.NewMemory(), methods: []string{"Heartbeat"}, how: "error"}
+		o := &outage{methods: []string{"Heartbeat"}, how: "error"}
 		o.from, o.until = time.Now(), time.Now().Add(15*time.Minute)
-		r, _ := observed(t, store.Store(o), saga.RunnerConfig{}, silent, sg)
-		observed(t, store.Store(o), saga.RunnerConfig{}, silent, sg)
+		st := o.store()
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+		observed(t, st, saga.RunnerConfig{}, silent, sg)
 		mustStart(t, r, sg)
 		for range 14 {
 			time.Sleep(time.Minute)
-			_, stop := observed(t, store.Store(o), saga.RunnerConfig{Drain: saga.None}, silent, sg)
+			_, stop := observed(t, st, saga.RunnerConfig{Drain: saga.None}, silent, sg)
 			defer stop()
 		}
 		requireEnd(t, r, "trip-1", nil)
@@ -214,8 +181,9 @@ func TestNewRunnerCountsNoTakeoversOfAnOutage(t *testing.T) {
 func TestHungStartKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
-		o := &outage{Store: saga.NewMemory(), methods: []string{"Start"}, how: "hang", until: time.Now().Add(time.Second)}
-		r, _ := observed(t, store.Store(o), saga.RunnerConfig{Concurrency: 1}, silent, sg)
+		o := &outage{methods: []string{"Start"}, how: "hang", until: time.Now().Add(time.Second)}
+		st := o.store()
+		r, _ := observed(t, st, saga.RunnerConfig{Concurrency: 1}, silent, sg)
 		failed := make(chan error)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
@@ -224,7 +192,7 @@ func TestHungStartKeepsNoPlace(t *testing.T) {
 			failed <- err
 		}()
 		time.Sleep(2 * time.Second)
-		_, err := saga.Register(idle(o, sg), sg).Start(t.Context(), "trip-1", trip{})
+		_, err := saga.Register(idle(st, sg), sg).Start(t.Context(), "trip-1", trip{})
 		require.NoError(t, err)
 		requireEnd(t, r, "trip-1", nil)
 		require.ErrorIs(t, <-failed, context.DeadlineExceeded)
@@ -240,9 +208,9 @@ func TestSlowStoreTurnsNoParentBack(t *testing.T) {
 		child.Name = "hotel"
 		begin := func(*trip) ([]trip, error) { return make([]trip, 15), nil }
 		sg := sequence(saga.Step[trip]{Name: "hotels", Child: saga.ChildrenOf(child, begin, nil)})
-		o := &outage{Store: saga.NewMemory(), methods: []string{"Load"}, how: "slow", until: time.Now().Add(time.Hour)}
+		o := &outage{methods: []string{"Load"}, how: "slow", until: time.Now().Add(time.Hour)}
 		var told atomic.Pointer[error]
-		r, _ := observed(t, store.Store(o), saga.RunnerConfig{},
+		r, _ := observed(t, o.store(), saga.RunnerConfig{},
 			on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) }), child, sg)
 		mustStart(t, r, sg)
 		requireEnd(t, r, "trip-1", nil)
@@ -263,15 +231,15 @@ func TestEndOfChildOutlastsOutage(t *testing.T) {
 		Name: "hotel", Child: saga.ChildOf(child, func(*trip) (trip, error) { return trip{}, nil }, nil),
 	})
 	for name, o := range map[string]outage{
-		"no wake":          {methods: []string{"Post"}, how: "error"},
+		"no wake":          {methods: []string{"Wake"}, how: "error"},
 		"replies are lost": {methods: []string{"Commit", "Load"}, how: "lost"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := o
-				o.Store, o.from = saga.NewMemory(), time.Now().Add(10*time.Hour-time.Minute)
+				o.from = time.Now().Add(10*time.Hour - time.Minute)
 				o.until = o.from.Add(15 * time.Minute)
-				r, _ := observed(t, store.Store(&o), saga.RunnerConfig{}, silent, child, sg)
+				r, _ := observed(t, o.store(), saga.RunnerConfig{}, silent, child, sg)
 				mustStart(t, r, sg)
 				requireEnd(t, r, "trip-1", nil)
 				require.Less(t, time.Since(o.until), time.Minute)

@@ -76,7 +76,7 @@ type fleet struct {
 
 // A process runs one of the builds.
 type process struct {
-	store.Store
+	hooked
 	f      *fleet
 	build  int
 	name   string
@@ -157,7 +157,8 @@ func (f *fleet) some(n int) *process {
 func (f *fleet) process(ctx context.Context, build int) {
 	f.mu.Lock()
 	f.named++
-	p := &process{Store: f.store, f: f, build: build, name: fmt.Sprintf("p%d of build %d", f.named, build)}
+	p := &process{f: f, build: build, name: fmt.Sprintf("p%d of build %d", f.named, build)}
+	p.Store, p.hook = f.store, p.meddle
 	f.mu.Unlock()
 	p.runner = saga.NewRunner(p, saga.RunnerConfig{
 		Name: p.name, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 3, Drain: 9300 * time.Millisecond,
@@ -281,46 +282,8 @@ func (p *process) call(ctx context.Context, what, id string, do func() error) er
 	return err
 }
 
-func (p *process) Start(
-	ctx context.Context, req store.StartRequest,
-) (rec store.Record, created bool, err error) {
-	err = p.call(ctx, "starts", req.ID, func() (err error) {
-		rec, created, err = p.Store.Start(context.Background(), req)
-		return err
-	})
-	return rec, created, err
-}
-
-func (p *process) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	err = p.call(ctx, "claims", "", func() (err error) {
-		recs, err = p.Store.Claim(context.Background(), req)
-		return err
-	})
-	return recs, err
-}
-
-func (p *process) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
-	err = p.call(ctx, "extends", "", func() (err error) {
-		held, err = p.Store.Heartbeat(context.Background(), req)
-		return err
-	})
-	return held, err
-}
-
-func (p *process) Post(ctx context.Context, req store.PostRequest) (rec store.Record, err error) {
-	err = p.call(ctx, "wakes", req.ID, func() (err error) {
-		rec, err = p.Store.Post(context.Background(), req)
-		return err
-	})
-	return rec, err
-}
-
-func (p *process) Load(ctx context.Context, id string) (rec store.Record, err error) {
-	err = p.call(ctx, "loads", id, func() (err error) {
-		rec, err = p.Store.Load(context.Background(), id)
-		return err
-	})
-	return rec, err
+func (p *process) meddle(ctx context.Context, method, id string, call func(context.Context) error) error {
+	return p.call(ctx, verbs[method], id, func() error { return call(context.Background()) })
 }
 
 func (p *process) Commit(ctx context.Context, req store.CommitRequest) (receipt store.Receipt, err error) {

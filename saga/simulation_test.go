@@ -67,7 +67,7 @@ type village struct {
 
 // A node is a process or an operator.
 type node struct {
-	store.Store
+	hooked
 	v      *village
 	name   string
 	runner *saga.Runner
@@ -222,10 +222,16 @@ func (v *village) invent() {
 	}
 }
 
+func (v *village) newNode(name string) *node {
+	n := &node{v: v, name: name}
+	n.Store, n.hook = v.store, n.meddle
+	return n
+}
+
 func (v *village) node(ctx context.Context) {
 	v.mu.Lock()
 	v.named++
-	n := &node{Store: v.store, v: v, name: fmt.Sprintf("%c%d", 'a'+v.named%26, v.named)}
+	n := v.newNode(fmt.Sprintf("%c%d", 'a'+v.named%26, v.named))
 	v.mu.Unlock()
 	n.runner = saga.NewRunner(n, saga.RunnerConfig{Name: n.name, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 3,
 		Drain: 9300 * time.Millisecond}) // no two timers end at the same time
@@ -253,7 +259,7 @@ func (v *village) node0() *node {
 func (v *village) operator() *node {
 	v.mu.Lock()
 	v.asked++
-	n := &node{Store: v.store, v: v, name: fmt.Sprint("operator ", v.asked)}
+	n := v.newNode(fmt.Sprint("operator ", v.asked))
 	v.mu.Unlock()
 	n.runner = saga.NewRunner(n, saga.RunnerConfig{})
 	n.register()
@@ -428,7 +434,7 @@ func (n *node) call(ctx context.Context, what, id string, do func() error) error
 	v := n.v
 	v.mu.Lock()
 	dead := n.dead
-	v.calls[id]++
+	v.calls[id[strings.LastIndexByte(id, ' ')+1:]]++
 	v.mu.Unlock()
 	if dead {
 		return errDown
@@ -447,28 +453,20 @@ func (n *node) call(ctx context.Context, what, id string, do func() error) error
 	return err
 }
 
+// verbs name the calls to a store in a simulation.
+var verbs = map[string]string{
+	"Start": "starts", "Claim": "claims", "Heartbeat": "extends", "Load": "loads", "Signal": "signals",
+	"Cancel": "cancels", "Wake": "wakes", "Messages": "hears", "Children": "looks at",
+}
+
+func (n *node) meddle(ctx context.Context, method, id string, call func(context.Context) error) error {
+	return n.call(ctx, verbs[method], id, func() error { return call(context.Background()) })
+}
+
 func (v *village) isDead(n *node) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return n.dead
-}
-
-func (n *node) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
-	err = n.call(ctx, "starts", req.ID,
-		func() (err error) { rec, created, err = n.Store.Start(context.Background(), req); return err })
-	return rec, created, err
-}
-
-func (n *node) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	err = n.call(ctx, "claims", "",
-		func() (err error) { recs, err = n.Store.Claim(context.Background(), req); return err })
-	return recs, err
-}
-
-func (n *node) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
-	err = n.call(ctx, "extends", "",
-		func() (err error) { held, err = n.Store.Heartbeat(context.Background(), req); return err })
-	return held, err
 }
 
 func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt store.Receipt, err error) {
@@ -505,38 +503,6 @@ func (v *village) endsAfterItsChildren(req store.CommitRequest) {
 			}
 		}
 	}
-}
-
-func (n *node) Load(ctx context.Context, id string) (rec store.Record, err error) {
-	err = n.call(ctx, "loads", id, func() (err error) { rec, err = n.Store.Load(context.Background(), id); return err })
-	return rec, err
-}
-
-func (n *node) Post(ctx context.Context, req store.PostRequest) (rec store.Record, err error) {
-	what := "signals"
-	switch {
-	case req.Cancel:
-		what = "cancels"
-	case req.Name == "":
-		what = "wakes"
-	}
-	err = n.call(ctx, what, req.ID, func() (err error) { rec, err = n.Store.Post(context.Background(), req); return err })
-	return rec, err
-}
-
-func (n *node) Messages(ctx context.Context, id string) (list []store.Message, err error) {
-	err = n.call(ctx, "hears", id,
-		func() (err error) { list, err = n.Store.Messages(context.Background(), id); return err })
-	return list, err
-}
-
-func (n *node) Children(ctx context.Context, req store.ChildrenRequest) (list []store.ChildRecord, err error) {
-	err = n.call(ctx, "looks at "+req.Step+" of", req.Parent, func() (err error) {
-		list, err = n.Store.Children(context.Background(), req)
-		slices.SortFunc(list, func(a, b store.ChildRecord) int { return strings.Compare(a.ID, b.ID) })
-		return err
-	})
-	return list, err
 }
 
 // all returns the sagas without a call that the scheduler delays.
