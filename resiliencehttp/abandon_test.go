@@ -50,6 +50,16 @@ func newCutover(t *testing.T, protocols *http.Protocols) *cutover {
 	return c
 }
 
+// countDials returns the number of connections that base dials.
+func countDials(base *http.Transport) *atomic.Int64 {
+	dials, dial := new(atomic.Int64), base.DialContext
+	base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dials.Add(1)
+		return dial(ctx, network, addr)
+	}
+	return dials
+}
+
 func fetch(ctx context.Context, client *http.Client, url string) error {
 	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
@@ -169,17 +179,12 @@ func TestCallersWaitForAnAbandonment(t *testing.T) {
 // A connection that was dialed for the attempt is not abandoned: the server is slow, and not the connection stale.
 func TestNewConnectionIsNotAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var dials atomic.Int64
 		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
 				time.Sleep(time.Minute)
 			}
 		}, wires["HTTP/2"]())
-		dial := base.DialContext
-		base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			dials.Add(1)
-			return dial(ctx, network, addr)
-		}
+		dials := countDials(base)
 		client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, ResponseHeaderTimeout: time.Second}}
 		require.Error(t, fetch(t.Context(), client, "http://a/slow"))
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
@@ -214,7 +219,7 @@ func TestHedgeLeavesASilentConnection(t *testing.T) {
 // A hedge of a slow request shares the connection if other requests are answered on it.
 func TestHedgeStaysOnABusyConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var dials, slow atomic.Int64
+		var slow atomic.Int64
 		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" && slow.Add(1) == 1 {
 				select {
@@ -223,11 +228,7 @@ func TestHedgeStaysOnABusyConnection(t *testing.T) {
 				}
 			}
 		}, wires["HTTP/2"]())
-		dial := base.DialContext
-		base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			dials.Add(1)
-			return dial(ctx, network, addr)
-		}
+		dials := countDials(base)
 		client := &http.Client{Transport: &resiliencehttp.Transport{
 			Base: base, Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
 		}}

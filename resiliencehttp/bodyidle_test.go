@@ -21,14 +21,6 @@ import (
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
-// protocolsOf returns HTTP/1.1 and HTTP/2 without TLS.
-func protocolsOf() map[string]*http.Protocols {
-	one, two := new(http.Protocols), new(http.Protocols)
-	one.SetHTTP1(true)
-	two.SetUnencryptedHTTP2(true)
-	return map[string]*http.Protocols{"HTTP/1.1": one, "HTTP/2": two}
-}
-
 // A pausingBody is a body whose parts are sent a pause apart.
 func pausingBody(t *testing.T, pause time.Duration, parts ...string) io.Reader {
 	r, w := io.Pipe()
@@ -65,7 +57,7 @@ func readAll(t *testing.T, s resiliencehttp.Server) (_ http.HandlerFunc, _ *bulk
 }
 
 func TestTricklingClientReturnsItsSlot(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		for _, idle := range []time.Duration{0, 2 * time.Second, resilience.Unlimited} {
 			limit := idle
 			if idle == 0 {
@@ -74,7 +66,7 @@ func TestTricklingClientReturnsItsSlot(t *testing.T) {
 			t.Run(name+" "+idle.String(), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: idle})
-					base := serveMemory(t, h, protocols)
+					base := serveMemory(t, h, protocols())
 					client := &http.Client{Transport: base}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 					defer cancel()
@@ -109,11 +101,11 @@ func TestTricklingClientReturnsItsSlot(t *testing.T) {
 }
 
 func TestSlowBodyWithinBodyIdleIsRead(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, _, _ := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
-				client := &http.Client{Transport: serveMemory(t, h, protocols)}
+				client := &http.Client{Transport: serveMemory(t, h, protocols())}
 				for range 2 { // on the same connection
 					resp, err := client.Post("http://a/", "text/plain", pausingBody(t, time.Second, "a", "b", "c", "d", "e"))
 					require.NoError(t, err)
@@ -127,7 +119,7 @@ func TestSlowBodyWithinBodyIdleIsRead(t *testing.T) {
 
 // A handler may pause before it reads the body, between two Reads, and after the body.
 func TestBodyIdleIgnoresPausesOfTheHandler(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				slots := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -145,7 +137,7 @@ func TestBodyIdleIgnoresPausesOfTheHandler(t *testing.T) {
 					if r.Context().Err() == nil {
 						_, _ = w.Write(all)
 					}
-				})).ServeHTTP, protocols)
+				})).ServeHTTP, protocols())
 				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain",
 					pausingBody(t, 90*time.Second, "a", "b"))
 				require.NoError(t, err)
@@ -157,7 +149,7 @@ func TestBodyIdleIgnoresPausesOfTheHandler(t *testing.T) {
 
 // A handler that does not read the body may write for longer than BodyIdle; net/http reads the body then.
 func TestUnreadBodyDoesNotEndTheResponse(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				slots := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -172,7 +164,7 @@ func TestUnreadBodyDoesNotEndTheResponse(t *testing.T) {
 							return
 						}
 					}
-				})).ServeHTTP, protocols)
+				})).ServeHTTP, protocols())
 				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("abc"))
 				require.NoError(t, err)
 				require.Equal(t, strings.Repeat("x", 10), answer(t, resp, nil))
@@ -207,7 +199,7 @@ func TestBodyIdleEndsWithTheBody(t *testing.T) {
 		}},
 		"closed": {nil, func(r *http.Request) { _ = r.Body.Close() }},
 	} {
-		for version, protocols := range protocolsOf() {
+		for version, protocols := range wires {
 			t.Run(name+" "+version, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					slots := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -224,7 +216,7 @@ func TestBodyIdleEndsWithTheBody(t *testing.T) {
 							c.outer(r)
 						}
 						h.ServeHTTP(w, r)
-					}, protocols)
+					}, protocols())
 					resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("abc"))
 					require.NoError(t, err)
 					require.NoError(t, resp.Body.Close())
@@ -234,23 +226,25 @@ func TestBodyIdleEndsWithTheBody(t *testing.T) {
 	}
 }
 
-// net/http also reads the rest of a body when the handler writes, or closes the body.
+// Over HTTP/1.1, net/http also reads the rest of a body when the handler writes, or closes the body.
 func TestPartlyReadBodyReturnsItsSlot(t *testing.T) {
-	for name, end := range map[string]func(http.ResponseWriter, *http.Request){
-		"Flush": func(w http.ResponseWriter, _ *http.Request) { _ = http.NewResponseController(w).Flush() },
-		"Close": func(_ http.ResponseWriter, r *http.Request) { _ = r.Body.Close() },
+	read := func(r *http.Request) {
+		_, err := r.Body.Read(make([]byte, 1))
+		require.NoError(t, err)
+	}
+	flush := func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
+	for name, h := range map[string]http.HandlerFunc{
+		"Flush":  func(w http.ResponseWriter, r *http.Request) { read(r); flush(w) },
+		"Close":  func(_ http.ResponseWriter, r *http.Request) { read(r); _ = r.Body.Close() },
+		"Unread": func(w http.ResponseWriter, _ *http.Request) { flush(w) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				slots := bulkhead.New(bulkhead.Config{Limit: 1})
 				s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
 				// If Bulkheads are nested, the deadline of the inner one also counts.
-				inner := s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					_, err := r.Body.Read(make([]byte, 1))
-					require.NoError(t, err)
-					end(w, r)
-				}))
-				base := serveMemory(t, s.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))(inner).ServeHTTP, nil)
+				outer := bulkhead.New(bulkhead.Config{Limit: 1})
+				base := serveMemory(t, s.Bulkhead(outer)(s.Bulkhead(slots)(h)).ServeHTTP, nil)
 				req, err := http.NewRequest("POST", "http://a/", pausingBody(t, time.Hour, "a", "b"))
 				require.NoError(t, err)
 				req.ContentLength = 2
@@ -268,33 +262,12 @@ func TestPartlyReadBodyReturnsItsSlot(t *testing.T) {
 	}
 }
 
-// Over HTTP/1.1, net/http reads an unread body when the handler writes, in the handler's slot.
-func TestUnreadTricklingBodyReturnsItsSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
-		base := serveMemory(t, s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = http.NewResponseController(w).Flush()
-		})).ServeHTTP, nil)
-		start := time.Now()
-		req, err := http.NewRequest("POST", "http://a/", pausingBody(t, time.Hour, "a", "b"))
-		require.NoError(t, err)
-		req.ContentLength = 2
-		resp, err := (&http.Client{Transport: base}).Do(req)
-		require.NoError(t, err)
-		require.Equal(t, 2*time.Second, time.Since(start))
-		require.NoError(t, resp.Body.Close())
-		synctest.Wait()
-		require.Zero(t, slots.Stats().InFlight)
-	})
-}
-
 func TestBodyIdleKeepsReadTimeoutOfTheServer(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
-				base := serveMemory(t, h, protocols, func(s *http.Server) { s.ReadTimeout = 5 * time.Second })
+				base := serveMemory(t, h, protocols(), func(s *http.Server) { s.ReadTimeout = 5 * time.Second })
 				go func() {
 					body := pausingBody(t, time.Second, strings.Split(strings.Repeat("x", 20), "")...)
 					if resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", body); err == nil {

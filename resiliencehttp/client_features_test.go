@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
@@ -38,31 +39,17 @@ func request(t *testing.T, method, url string) *http.Request {
 	return r
 }
 
-func TestPoliciesFindTheRequest(t *testing.T) {
-	mine := request(t, "GET", "http://a/")
+func TestPoliciesFindTheRequestAndItsHost(t *testing.T) {
+	var host string
+	var found *http.Request
 	transport := &resiliencehttp.Transport{
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
 		Middleware: func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
-				r, ok := resiliencehttp.RequestFrom(ctx)
-				require.True(t, ok)
-				require.Same(t, mine, r)
+				host = resiliencehttp.HostOf(ctx)
+				found, _ = resiliencehttp.RequestFrom(ctx)
 				return next(ctx)
 			}
-		},
-	}
-	_, err := transport.RoundTrip(mine)
-	require.NoError(t, err)
-	_, ok := resiliencehttp.RequestFrom(t.Context())
-	require.False(t, ok)
-}
-
-func TestHostOfIsTheServerThatARequestIsSentTo(t *testing.T) {
-	var host string
-	transport := &resiliencehttp.Transport{
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
-		Middleware: func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error { host = resiliencehttp.HostOf(ctx); return next(ctx) }
 		},
 	}
 	for url, want := range map[string]string{
@@ -76,26 +63,42 @@ func TestHostOfIsTheServerThatARequestIsSentTo(t *testing.T) {
 		_, err := transport.RoundTrip(r)
 		require.NoError(t, err)
 		require.Equal(t, want, host, url)
+		require.Same(t, r, found)
 	}
 	require.Empty(t, resiliencehttp.HostOf(t.Context()))
+	_, ok := resiliencehttp.RequestFrom(t.Context())
+	require.False(t, ok)
 }
 
-func TestMoreStatusesAreFailures(t *testing.T) {
+func TestStatusesThatAreFailures(t *testing.T) {
 	for status := 200; status < 600; status++ {
-		want := status == 429 || status == 408 || status == 425 || status == 500 || status >= 502 && status <= 504 ||
-			status == 507 || status >= 520 && status <= 530
-		err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a/"), status, ""), nil)
-		require.Equal(t, want, err != nil, "%d", status)
-		require.Equal(t, status == 429 || status == 503 || status == 529, resilience.Throttled(err), "%d", status)
+		for _, method := range []string{"GET", "POST"} {
+			want := behavior.End{Kind: behavior.Done}
+			switch get := method == "GET"; {
+			case status == 429, get && (status == 408 || status == 425):
+				want = behavior.End{Kind: behavior.Answered, Retryable: get}
+			case status == 500, status >= 502 && status <= 504, status == 507, status >= 520 && status <= 530:
+				want = behavior.End{Kind: behavior.Failed, Retryable: get}
+			}
+			if want.Kind != behavior.Done {
+				want.RetryAfter, want.Throttled = 5*time.Second, status == 429 || status == 503 || status == 529
+			}
+			resp := reply(request(t, method, "http://a/"), status, "", "Retry-After", "5")
+			require.Equal(t, want, behavior.Read(resiliencehttp.DefaultJudge(resp, nil)), "%s %d", method, status)
+		}
 	}
 	err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a:1/secret?q=1"), 530, ""), nil)
 	require.EqualError(t, err, "resiliencehttp: status 530 (GET a:1)", "neither the path nor the query is told")
 }
 
 func TestRetryAfterDateCountsFromTheDateField(t *testing.T) {
-	resp := reply(request(t, "GET", "http://a/"), 503, "",
-		"Date", "Mon, 02 Jan 2006 15:04:05 GMT", "Retry-After", "Mon, 02 Jan 2006 15:04:25 GMT")
-	require.Equal(t, 20*time.Second, resilience.RetryAfter(resiliencehttp.DefaultJudge(resp, nil)))
+	for _, date := range []string{
+		"Mon, 02 Jan 2006 15:04:25 GMT", "Monday, 02-Jan-06 15:04:25 GMT", "Mon Jan  2 15:04:25 2006",
+	} {
+		resp := reply(request(t, "GET", "http://a/"), 503, "",
+			"Date", "Mon, 02 Jan 2006 15:04:05 GMT", "Retry-After", date)
+		require.Equal(t, 20*time.Second, resilience.RetryAfter(resiliencehttp.DefaultJudge(resp, nil)), date)
+	}
 }
 
 func TestPrepareSeesEachAttempt(t *testing.T) {
@@ -253,8 +256,9 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 				return reply(r, 200, "ok"), nil
 			}),
 		}
-		req, err := http.NewRequestWithContext(t.Context(), "PUT", "http://a/", strings.NewReader("data"))
-		require.NoError(t, err)
+		req := request(t, "PUT", "http://a/")
+		req.GetBody = func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("data")}, nil }
+		req.Body, _ = req.GetBody()
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
 		require.Equal(t, "ok", answer(t, resp, nil))
@@ -262,28 +266,36 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 	})
 }
 
+// A server that applies each idempotency key once answers 409 to the second request. That response would win over the
+// response to the first, and cancel it.
 func TestHedgeSendsWhatCannotBeSentTwiceOnce(t *testing.T) {
-	for name, change := range map[string]func(*http.Request){
-		"upgrade": func(r *http.Request) { r.Header.Set("Upgrade", "websocket") },
-		"trailer": func(r *http.Request) { r.Trailer = http.Header{"Sum": nil} },
-		"body":    func(r *http.Request) { r.GetBody = nil },
+	for name, c := range map[string]struct {
+		change func(*http.Request)
+		sent   int32
+	}{
+		"upgrade": {func(r *http.Request) { r.Header.Set("Upgrade", "websocket") }, 1},
+		"trailer": {func(r *http.Request) { r.Trailer = http.Header{"Sum": nil} }, 1},
+		"body":    {func(r *http.Request) { r.GetBody = nil }, 1},
+		"key":     {func(r *http.Request) { r.Header.Set("Idempotency-Key", "1") }, 1},
+		"x key":   {func(r *http.Request) { r.Header.Set("X-Idempotency-Key", "1") }, 1},
+		"no body": {func(r *http.Request) { r.Body, r.GetBody = http.NoBody, nil }, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			sent := 0
+			var sent atomic.Int32
 			transport := &resiliencehttp.Transport{
 				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}),
 				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-					sent++
+					sent.Add(1)
 					time.Sleep(time.Second)
 					return reply(r, 200, ""), nil
 				}),
 			}
 			req, err := http.NewRequestWithContext(t.Context(), "PUT", "http://a/", strings.NewReader("data"))
 			require.NoError(t, err)
-			change(req)
+			c.change(req)
 			_, err = transport.RoundTrip(req)
 			require.NoError(t, err)
-			require.Equal(t, 1, sent, name)
+			require.Equal(t, c.sent, sent.Load(), name)
 		})
 	}
 }
@@ -312,13 +324,8 @@ func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
 
 func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 	for name, answers := range map[string]func(*http.Request) *http.Response{
-		"an error": func(*http.Request) *http.Response { return nil },
-		"no body": func(r *http.Request) *http.Response {
-			return &http.Response{StatusCode: 204, Body: http.NoBody, Request: r}
-		},
-		"a body":    func(r *http.Request) *http.Response { return reply(r, 200, "body") },
-		"a failure": func(r *http.Request) *http.Response { return reply(r, 503, "body") },
-		"a panic":   func(*http.Request) *http.Response { panic("base") },
+		"a body":  func(r *http.Request) *http.Response { return reply(r, 200, "body") },
+		"a panic": func(*http.Request) *http.Response { panic("base") },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var policy context.Context
@@ -332,12 +339,7 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 						return next(ctx)
 					}
 				},
-				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-					if resp := answers(r); resp != nil {
-						return resp, nil
-					}
-					return nil, errors.New("down")
-				}),
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) { return answers(r), nil }),
 			})
 			func() {
 				defer func() { _ = recover() }()
@@ -407,22 +409,6 @@ func (c overrun) Err() error {
 
 func (c overrun) AfterFunc(f func()) (stop func() bool) {
 	return c.slowCtx.AfterFunc(func() { time.Sleep(time.Second / 10); f() })
-}
-
-func TestHedgeSendsTheCallersBodyOpen(t *testing.T) {
-	transport := &resiliencehttp.Transport{
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			sent, err := io.ReadAll(r.Body)
-			return response(200, strings.NewReader(string(sent))), err
-		}),
-	}
-	req, err := http.NewRequest("PUT", "http://example.com", nil)
-	require.NoError(t, err)
-	req.Body = &closable{Reader: strings.NewReader("hello")}
-	req.GetBody = func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
-	resp, err := transport.RoundTrip(req)
-	require.Equal(t, "hello", answer(t, resp, err))
 }
 
 func TestBodyIsAtFaultOnlyIfItIsNotAsLongAsItSays(t *testing.T) {
@@ -533,7 +519,7 @@ func TestLateHookDoesNotEndIdle(t *testing.T) {
 				trace.GetConn("example.com:80")
 				trace.GotConn(httptrace.GotConnInfo{})
 				resp := reply(r, 200, "")
-				resp.Body = io.NopCloser(readFunc(func([]byte) (int, error) {
+				resp.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
 					trace.WroteHeaders()
 					select {
 					case <-r.Context().Done():
@@ -550,7 +536,3 @@ func TestLateHookDoesNotEndIdle(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
-
-type readFunc func([]byte) (int, error)
-
-func (f readFunc) Read(p []byte) (int, error) { return f(p) }

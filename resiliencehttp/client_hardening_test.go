@@ -49,48 +49,27 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 	require.Len(t, answer(t, resp, nil), 1<<20)
 }
 
-func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
-	var sent context.Context
-	status, down := 200, error(nil)
-	transport := &resiliencehttp.Transport{
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			sent = r.Context()
-			return reply(r, status, "ok"), down
-		}),
-	}
-	for name, end := range map[string]func(*http.Response){
-		"read":   func(resp *http.Response) { _, _ = io.ReadAll(resp.Body) },
-		"closed": func(resp *http.Response) { _ = resp.Body.Close() },
-	} {
-		resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
-		require.NoError(t, err)
-		require.NoError(t, sent.Err(), "the body can be read")
-		end(resp)
-		require.Error(t, sent.Err(), "the ctx ends with the body: %s", name)
-	}
-	status = 204
-	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Error(t, sent.Err(), "there is no body")
-	down = errors.New("down")
-	_, err = transport.RoundTrip(request(t, "GET", "http://a/"))
-	require.ErrorIs(t, err, down)
-	require.Error(t, sent.Err(), "there is no response")
-}
-
 // A Base other than that of net/http may have no http.NoBody.
 func TestResponseThatCannotHaveABodyIsNotWaitedFor(t *testing.T) {
 	for _, c := range []struct {
 		method string
 		status int
+		empty  bool
 		body   bool
-	}{{"HEAD", 200, false}, {"GET", 204, false}, {"GET", 304, false}, {"GET", 101, true}, {"GET", 200, true}} {
+	}{
+		{"HEAD", 200, false, false}, {"GET", 204, false, false}, {"GET", 304, false, false}, {"GET", 101, false, true},
+		{"GET", 200, false, true}, {"GET", 200, true, false},
+	} {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
 		asked := false
 		transport := &resiliencehttp.Transport{
-			Base:       roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, c.status, "x"), nil }),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := reply(r, c.status, "x")
+				if c.empty {
+					resp.Body = http.NoBody
+				}
+				return resp, nil
+			}),
 			Middleware: slots.Wrap,
 			Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
 				_, err := ahead.Bytes(1)
@@ -105,26 +84,6 @@ func TestResponseThatCannotHaveABodyIsNotWaitedFor(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		require.Zero(t, slots.Stats().InFlight)
 	}
-}
-
-func TestHedgeOfARequestWithNoBody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var sent atomic.Int32
-		transport := &resiliencehttp.Transport{
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second, Ratio: hedge.Unlimited}),
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				sent.Add(1)
-				time.Sleep(time.Minute)
-				return reply(r, 200, "ok"), nil
-			}),
-		}
-		req := request(t, "GET", "http://a/")
-		req.Body = http.NoBody
-		resp, err := transport.RoundTrip(req)
-		require.NoError(t, err)
-		require.Equal(t, "ok", answer(t, resp, nil))
-		require.EqualValues(t, 2, sent.Load())
-	})
 }
 
 func TestJudgeOfARequestWithoutAURL(t *testing.T) {
@@ -153,17 +112,6 @@ func TestTransportWithOneFunction(t *testing.T) {
 		require.Equal(t, "x", answer(t, resp, nil))
 		require.True(t, called)
 	}
-}
-
-// A response that the policies have accepted holds nothing if one of them panics then.
-func TestPanicAfterASuccessHoldsNoSlot(t *testing.T) {
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	transport := &resiliencehttp.Transport{
-		Base:       roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 200, "x"), nil }),
-		Middleware: resilience.Chain(crashes(false, func() { panic("boom") }), slots.Wrap),
-	}
-	require.PanicsWithValue(t, "boom", func() { _, _ = transport.RoundTrip(request(t, "GET", "http://a/")) })
-	require.Zero(t, slots.Stats().InFlight)
 }
 
 func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
@@ -210,7 +158,7 @@ func TestPrepareIsNotCalledForABodyThatFails(t *testing.T) {
 	req := httptest.NewRequest("PUT", "http://a/", strings.NewReader("x"))
 	req.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("broken") }
 	_, err := transport.RoundTrip(req)
-	require.ErrorContains(t, err, "broken")
+	require.ErrorContains(t, err, "resiliencehttp: rewinding the request's body: broken")
 	require.Equal(t, 1, prepared)
 }
 

@@ -17,42 +17,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
 )
 
 // A POST that was never processed is sent again, with its body, whatever that is.
 func TestUnprocessedPostIsSentAgain(t *testing.T) {
-	for name, c := range map[string]struct {
-		protocols *http.Protocols
-		first     func() (net.Conn, error) // the first dial
-	}{
-		"refused dial": {nil, func() (net.Conn, error) {
-			return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for limit, sent := range map[int64]bool{0: false, 10: true, 1 << 20: true} {
-				synctest.Test(t, func(t *testing.T) {
-					base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }, c.protocols)
-					dial, dials := base.DialContext, 0
-					base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-						if dials++; dials == 1 {
-							return c.first()
-						}
-						return dial(ctx, network, addr)
-					}
-					client := &http.Client{Transport: &resiliencehttp.Transport{
-						Base: base, MaxBuffer: limit,
-						Middleware: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
-					}}
-					resp, err := client.Post("http://a/", "text/plain", &trackedBody{Reader: strings.NewReader("0123456789")})
-					if sent {
-						require.NoError(t, err)
-						require.Equal(t, "0123456789", answer(t, resp, nil))
-					} else {
-						require.ErrorIs(t, err, syscall.ECONNREFUSED)
-					}
-				})
+	for limit, sent := range map[int64]bool{0: false, 10: true, 1 << 20: true} {
+		synctest.Test(t, func(t *testing.T) {
+			base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }, nil)
+			dial, dials := base.DialContext, 0
+			base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if dials++; dials == 1 {
+					return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+				}
+				return dial(ctx, network, addr)
+			}
+			client := &http.Client{Transport: &resiliencehttp.Transport{
+				Base: base, MaxBuffer: limit, Middleware: retries(2).Wrap,
+			}}
+			resp, err := client.Post("http://a/", "text/plain", &trackedBody{Reader: strings.NewReader("0123456789")})
+			if sent {
+				require.NoError(t, err)
+				require.Equal(t, "0123456789", answer(t, resp, nil))
+			} else {
+				require.ErrorIs(t, err, syscall.ECONNREFUSED)
 			}
 		})
 	}

@@ -46,7 +46,9 @@ func FuzzClientIP(f *testing.F) {
 
 func FuzzFieldsAreStructured(f *testing.F) {
 	f.Add("name", 1.5, 10)
-	f.Add(`"\`, 1e12, 1<<50)
+	for _, name := range []string{"", `"\`, "tab\tline\nbreak", "größe", "\xff\x00", strings.Repeat("x", 100)} {
+		f.Add(name, 1e12, 1<<50)
+	}
 	f.Fuzz(func(t *testing.T, name string, rate float64, burst int) {
 		cfg := throttle.Config{Rate: rate, Burst: burst}
 		if cfg.Validate() != nil {

@@ -349,12 +349,7 @@ func TestEndOfWaitForAStreamIsNoFailure(t *testing.T) {
 					}
 				}, wires["HTTP/2"](), func(s *http.Server) { s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 1} })
 				base.HTTP2 = &http.HTTP2Config{StrictMaxConcurrentRequests: true}
-				var dials atomic.Int64
-				dial := base.DialContext
-				base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-					dials.Add(1)
-					return dial(ctx, network, addr)
-				}
+				dials := countDials(base)
 				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 				client := &http.Client{Transport: &resiliencehttp.Transport{
 					Base: foreign(base), Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Hour)),

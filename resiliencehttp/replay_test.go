@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -85,6 +84,7 @@ func TestBodiesThatCanBeSentAgain(t *testing.T) {
 		"GetBody":        {strings.NewReader("0123456789"), 0, 3},
 		"NotKept":        {&trackedBody{Reader: strings.NewReader("0123456789")}, 0, 1},
 		"Kept":           {&trackedBody{Reader: strings.NewReader("0123456789")}, 10, 3},
+		"KeptAlways":     {&trackedBody{Reader: strings.NewReader("0123456789")}, math.MaxInt64, 3},
 		"TooLongToKeep":  {&trackedBody{Reader: strings.NewReader("0123456789")}, 9, 1},
 		"NegativeBuffer": {&trackedBody{Reader: strings.NewReader("0123456789")}, -1, 1},
 	} {
@@ -117,22 +117,6 @@ func TestBodiesThatCanBeSentAgain(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-func TestMaxBufferMayBeUnlimited(t *testing.T) {
-	for _, most := range []int64{math.MaxInt64, math.MaxInt64 - 1} {
-		var got []string
-		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			got = append(got, string(body))
-			w.WriteHeader(503)
-		})
-		req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader("0123456789")})
-		resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap,
-			MaxBuffer: most}}).Do(req)
-		answer(t, resp, err)
-		require.Equal(t, []string{"0123456789", "0123456789"}, got)
 	}
 }
 
@@ -190,20 +174,6 @@ func TestCopiedBodyIsNotReadAhead(t *testing.T) {
 	})
 }
 
-func TestKnownLengthAboveMaxBufferIsNotRead(t *testing.T) {
-	body := &trackedBody{Reader: strings.NewReader("0123456789")}
-	req, _ := http.NewRequest("PUT", "http://example.com", body)
-	req.ContentLength = 10
-	transport := &resiliencehttp.Transport{MaxBuffer: 9, Middleware: retries(2).Wrap,
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			require.Equal(t, 10, body.Reader.(*strings.Reader).Len())
-			_ = r.Body.Close()
-			return response(503, strings.NewReader("")), nil
-		})}
-	resp, err := transport.RoundTrip(req)
-	answer(t, resp, err)
-}
-
 func TestBodyIsClosedOnEveryPath(t *testing.T) {
 	ok := roundTripper(func(r *http.Request) (*http.Response, error) {
 		_ = r.Body.Close()
@@ -259,17 +229,6 @@ func (b *pipeBody) Close() error { b.closed.Add(1); return b.pipe.Close() }
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func TestBodyThatFailsToRewind(t *testing.T) {
-	server := serve(t, false, statuses("", 503))
-	req, _ := http.NewRequest("PUT", server.URL, strings.NewReader("x"))
-	lost := errors.New("lost")
-	req.GetBody = func() (io.ReadCloser, error) { return nil, lost }
-	_, err := server.client(retries(5).Wrap).Do(req)
-	require.ErrorIs(t, err, lost)
-	require.ErrorContains(t, err, "resiliencehttp: rewinding the request's body: lost")
-	require.EqualValues(t, 1, server.requests.Load())
-}
 
 func TestCallersRequestIsNotChanged(t *testing.T) {
 	req, _ := http.NewRequest("PUT", "http://example.com/path", strings.NewReader("x"))
@@ -363,44 +322,30 @@ func TestBodyIsRewoundAfterTheLastRead(t *testing.T) {
 }
 
 func TestWaitForTheLastBodyEndsWithTheCtx(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		file := &sharedFile{t: t, slow: make(chan struct{})}
-		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				go func() { _, _ = io.ReadAll(r.Body) }()
-				synctest.Wait()
-				return response(503, http.NoBody), nil
-			})}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
-		req.Body, _ = file.rewind()
-		req.GetBody = file.rewind
-		_, err := transport.RoundTrip(req)
-		close(file.slow)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.False(t, resilience.Answered(err))
+	fails := roundTripper(func(r *http.Request) (*http.Response, error) {
+		go func() { _, _ = io.ReadAll(r.Body) }()
+		synctest.Wait()
+		return nil, syscall.ECONNRESET
 	})
-}
-
-func TestFailoverThatWaitsForTheLastBodyHasNoAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		file := &sharedFile{t: t, slow: make(chan struct{})}
-		first := roundTripper(func(r *http.Request) (*http.Response, error) {
-			go func() { _, _ = io.ReadAll(r.Body) }()
-			synctest.Wait()
-			return nil, syscall.ECONNRESET
+	for name, transport := range map[string]http.RoundTripper{
+		"Transport": &resiliencehttp.Transport{Base: fails, Middleware: retries(2).Wrap},
+		"Failover":  resiliencehttp.Failover(fails, fails),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				file := &sharedFile{t: t, slow: make(chan struct{})}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
+				req.Body, _ = file.rewind()
+				req.GetBody = file.rewind
+				_, err := transport.RoundTrip(req)
+				close(file.slow)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.False(t, resilience.Answered(err))
+			})
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
-		req.Body, _ = file.rewind()
-		req.GetBody = file.rewind
-		_, err := resiliencehttp.Failover(first, first).RoundTrip(req)
-		close(file.slow)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.False(t, resilience.Answered(err))
-	})
+	}
 }
 
 func TestBaseMayRewindTheBodyItself(t *testing.T) {
@@ -419,7 +364,7 @@ func TestBaseMayRewindTheBodyItself(t *testing.T) {
 			}
 			return response(503, http.NoBody), nil
 		})}
-	for _, max := range []int64{0, 100} {
+	for _, kept := range []bool{false, true} { // without a GetBody of the caller
 		req := httptest.NewRequest("PUT", "http://example.com", nil)
 		var bodies []*trackedBody
 		req.GetBody = func() (io.ReadCloser, error) {
@@ -427,29 +372,17 @@ func TestBaseMayRewindTheBodyItself(t *testing.T) {
 			return bodies[len(bodies)-1], nil
 		}
 		req.Body, _ = req.GetBody()
-		transport.MaxBuffer = max
+		many := 4
+		if kept {
+			req.GetBody, transport.MaxBuffer, many = nil, 10, 1
+		}
 		resp, err := transport.RoundTrip(req)
 		answer(t, resp, err)
-		require.Len(t, bodies, 4)
+		require.Len(t, bodies, many)
 		for _, body := range bodies {
 			require.EqualValues(t, 1, body.closed.Load())
 		}
 	}
-}
-
-func TestBaseMayRewindABodyThatIsKept(t *testing.T) {
-	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap,
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			body, err := r.GetBody()
-			require.NoError(t, err)
-			text, err := io.ReadAll(body)
-			require.NoError(t, err)
-			require.Equal(t, "0123456789", string(text))
-			return response(200, http.NoBody), nil
-		})}
-	resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com",
-		&trackedBody{Reader: strings.NewReader("0123456789")}))
-	require.Empty(t, answer(t, resp, err))
 }
 
 // recovers is a policy that makes an error of a panic.
@@ -494,41 +427,6 @@ func TestUnsafeRequestIsNotRepeatedAfterAPanic(t *testing.T) {
 	}
 }
 
-// To send a body may need a connection to somewhere else.
-func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
-	for cause, kind := range map[error]behavior.Kind{
-		&net.OpError{Op: "dial", Err: errors.New("connection refused")}: behavior.Refused, // it is not the server's fault
-		refusal{}: behavior.Refused,
-	} {
-		onBoth(t, func(t *testing.T, http2 bool) {
-			arrived := make(chan struct{}, 10)
-			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-				arrived <- struct{}{}
-				_, _ = io.Copy(io.Discard, r.Body)
-			})
-			newBody := func() (io.ReadCloser, error) {
-				sent := 0
-				return io.NopCloser(readerFunc(func(p []byte) (int, error) {
-					if sent++; sent > 1 {
-						<-arrived
-						return 0, cause
-					}
-					return copy(p, strings.Repeat("x", 64<<10)), nil
-				})), nil
-			}
-			var seen watch
-			req, _ := http.NewRequest("POST", server.URL, nil)
-			req.Body, _ = newBody()
-			req.GetBody, req.ContentLength = newBody, -1
-			_, err := server.client(retries(3).Wrap, seen.Wrap).Do(req)
-			require.ErrorIs(t, err, cause)
-			require.EqualValues(t, 1, server.requests.Load())
-			require.Equal(t, []behavior.Kind{kind}, seen.kinds)
-			require.False(t, behavior.Read(err).Retryable)
-		})
-	}
-}
-
 func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
 	var seen watch
 	reset := errors.New("connection reset")
@@ -566,24 +464,9 @@ func TestBodyBrokenByACancelIsTheCallersEnd(t *testing.T) {
 	require.Equal(t, []behavior.Kind{behavior.Canceled}, seen.kinds)
 }
 
-func TestPostWhoseBodyIsGoneIsNotRetried(t *testing.T) {
-	dials := 0
-	base := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		dials++
-		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-	}}
-	client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}}
-	_, err := client.Post("http://example.com", "", &trackedBody{Reader: strings.NewReader("x")})
-	require.Error(t, err)
-	require.Equal(t, 1, dials)
-}
-
 // A RoundTripper may read the body after it has returned.
 func TestBodyMayBeReadAfterRoundTrip(t *testing.T) {
 	for name, wrap := range map[string]func(http.RoundTripper) http.RoundTripper{
-		"Transport": func(base http.RoundTripper) http.RoundTripper {
-			return &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}
-		},
 		"Failover": func(base http.RoundTripper) http.RoundTripper { return resiliencehttp.Failover(base, base) },
 		"Failover of Transport": func(base http.RoundTripper) http.RoundTripper {
 			return resiliencehttp.Failover(&resiliencehttp.Transport{Base: base})
@@ -602,36 +485,6 @@ func TestBodyMayBeReadAfterRoundTrip(t *testing.T) {
 			require.Error(t, err)
 			<-done
 		})
-	}
-}
-
-func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
-	const inMemory = -1
-	for name, length := range map[string]int64{"Longer": 5, "Shorter": 20} {
-		for _, max := range []int64{inMemory, 0, 100} {
-			t.Run(name, func(t *testing.T) {
-				onBoth(t, func(t *testing.T, http2 bool) {
-					if http2 && name == "Shorter" {
-						t.Skip("the client of net/http sends it")
-					}
-					server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-						_, _ = io.Copy(io.Discard, r.Body)
-						<-r.Context().Done() // an answer might come before the client has noticed
-					})
-					var seen watch
-					var body io.Reader = strings.NewReader("0123456789")
-					if max != inMemory {
-						body = &trackedBody{Reader: body}
-					}
-					req, _ := http.NewRequest("PUT", server.URL, body)
-					req.ContentLength = length
-					_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, MaxBuffer: max,
-						Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}).Do(req)
-					require.Error(t, err)
-					require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds, "%v", err)
-				})
-			})
-		}
 	}
 }
 
@@ -731,7 +584,7 @@ func TestFailoverWhoseBodyIsLateHasNoAnswer(t *testing.T) {
 			_, err := io.ReadAll(r.Body)
 			return nil, err
 		})
-		late := readFunc(func([]byte) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		late := readerFunc(func([]byte) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
 		for name, next := range map[string]http.RoundTripper{
 			"plain": send, "transport": &resiliencehttp.Transport{Base: send},
 		} {

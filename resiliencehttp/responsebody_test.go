@@ -61,28 +61,6 @@ func TestAttemptLastsUntilBodyIsRead(t *testing.T) {
 	})
 }
 
-func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, halves(nil))
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		var inner watch
-		resp, err := server.client(slots.Wrap, inner.Wrap).Get(server.URL)
-		require.NoError(t, err)
-		require.Equal(t, 1, slots.Stats().InFlight)
-		reading := make(chan error)
-		go func() {
-			_, err := io.ReadAll(resp.Body) // which Close interrupts
-			reading <- err
-		}()
-		require.NoError(t, resp.Body.Close())
-		require.Zero(t, slots.Stats().InFlight)
-		require.Equal(t, []error{nil}, inner.seen())
-		require.Empty(t, inner.broken(), "to have had enough is no failure")
-		require.Error(t, <-reading)
-		require.NoError(t, resp.Body.Close())
-	})
-}
-
 func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
 	inner := &interruptedBody{reading: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	var seen watch
@@ -189,39 +167,6 @@ func TestTimeoutCoversBody(t *testing.T) {
 					requireFree(t, slots)
 					require.NoError(t, resp.Body.Close())
 				}
-			})
-		})
-	}
-}
-
-func TestProbeWithoutABodyEndsAtOnce(t *testing.T) {
-	for name, c := range map[string]struct {
-		method string
-		status int
-		body   io.Reader
-	}{
-		"head": {"HEAD", 200, strings.NewReader("x")}, "no content": {"GET", 204,
-			strings.NewReader("")}, "no body": {"GET", 200, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-				_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
-				time.Sleep(2 * time.Second)
-				transport := &resiliencehttp.Transport{
-					Middleware: circuit.Wrap,
-					Base: roundTripper(func(*http.Request) (*http.Response, error) {
-						resp := response(c.status, c.body)
-						if c.body == nil {
-							resp.Body = http.NoBody
-						}
-						return resp, nil
-					}),
-				}
-				resp, err := transport.RoundTrip(httptest.NewRequest(c.method, "http://example.com", nil))
-				require.NoError(t, err)
-				require.Equal(t, breaker.Closed, circuit.State(), "its caller need not close it")
-				require.NoError(t, resp.Body.Close())
 			})
 		})
 	}
@@ -437,17 +382,6 @@ func TestSuccessThatAPolicyMakesAnErrorHoldsNoSlot(t *testing.T) {
 	require.EqualValues(t, 1, server.requests.Load())
 }
 
-func TestInnerBreakerSeesTheBodyBreakOff(t *testing.T) {
-	server := serve(t, false, breaksOff(false))
-	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-	resp, err := server.client(derives, circuit.Wrap).Get(server.URL)
-	require.NoError(t, err)
-	_, err = io.ReadAll(resp.Body)
-	require.Error(t, err)
-	require.Equal(t, breaker.Open, circuit.State())
-	require.NoError(t, resp.Body.Close())
-}
-
 func TestInnerBreakerIgnoresTheCallersEnd(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))
@@ -463,15 +397,6 @@ func TestInnerBreakerIgnoresTheCallersEnd(t *testing.T) {
 		requireNoCall(t)
 		require.Equal(t, breaker.Closed, circuit.State())
 	})
-}
-
-func TestEmptyResponseHoldsNoSlot(t *testing.T) {
-	server := serve(t, false, func(http.ResponseWriter, *http.Request) {})
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	resp, err := server.client(slots.Wrap).Get(server.URL)
-	require.NoError(t, err)
-	require.Zero(t, slots.Stats().InFlight)
-	require.NoError(t, resp.Body.Close())
 }
 
 func TestResponseOfLengthZeroMayHaveATrailer(t *testing.T) {
@@ -597,26 +522,6 @@ func TestHookMayCloseTheBodyThatHasEnded(t *testing.T) {
 	require.Equal(t, breaker.Open, circuit.State())
 }
 
-func TestPolicyMayCancelTheRequest(t *testing.T) {
-	sent := make(chan struct{})
-	transport := &resiliencehttp.Transport{
-		Middleware: func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error {
-				ctx, cancel := context.WithCancel(ctx)
-				go func() { <-sent; cancel() }()
-				return next(ctx)
-			}
-		},
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			close(sent)
-			<-r.Context().Done()
-			return nil, r.Context().Err()
-		}),
-	}
-	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-	require.ErrorIs(t, err, context.Canceled)
-}
-
 // What a Base does for itself, such as to fetch a token, is none of the response.
 func TestPoliciesOfBaseHoldNothingForTheResponse(t *testing.T) {
 	tokens := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -678,27 +583,6 @@ func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
 	}
 }
 
-func TestCallersCtxCutsTheBodyUnderAnyPolicy(t *testing.T) {
-	for name, mw := range map[string]resilience.Middleware{
-		"Nothing": resilience.Chain(), "Canceled": derives, "Timeout": resilience.Timeout(time.Minute),
-	} {
-		t.Run(name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, http2 bool) {
-				server := serve(t, http2, halves(nil))
-				resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
-					ctx, cancel := context.WithTimeout(t.Context(), limit)
-					t.Cleanup(cancel)
-					req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
-					return server.client(mw).Do(req)
-				})
-				_, err := io.ReadAll(resp.Body)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.NoError(t, resp.Body.Close())
-			})
-		})
-	}
-}
-
 func TestResponseIsBasesOwnIfNothingIsHeldForIt(t *testing.T) {
 	want := response(200, strings.NewReader("ok"))
 	body := want.Body
@@ -708,34 +592,6 @@ func TestResponseIsBasesOwnIfNothingIsHeldForIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Same(t, want, resp)
 	require.True(t, body == resp.Body)
-}
-
-func TestLongFailedResponseOutlivesItsAttempt(t *testing.T) {
-	for _, byClose := range []bool{true, false} {
-		var sent context.Context
-		var inner watch
-		transport := &resiliencehttp.Transport{
-			Middleware: resilience.Chain(retries(1).Wrap, resilience.Timeout(time.Minute), inner.Wrap),
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				sent = r.Context()
-				require.NoError(t, sent.Err())
-				return response(503, strings.NewReader(strings.Repeat("x", 100<<10))), nil
-			}),
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
-		require.NoError(t, err)
-		require.Error(t, inner.ctxs[0].Err())
-		require.NoError(t, sent.Err(), "the rest of the body is read under it")
-		if byClose {
-			require.NoError(t, resp.Body.Close())
-		} else {
-			cancel()
-		}
-		<-sent.Done()
-		require.ErrorIs(t, sent.Err(), context.Canceled)
-		cancel()
-	}
 }
 
 func TestCtxOfARequestEndsWithItsAttempt(t *testing.T) {
@@ -848,7 +704,7 @@ func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
 		for _, declared := range []bool{true, false} {
 			server := serve(t, http2, breaksOff(declared))
 			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-			resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
+			resp, err := server.client(retries(3).Wrap, derives, circuit.Wrap).Get(server.URL)
 			require.NoError(t, err)
 			require.Equal(t, breaker.Closed, circuit.State())
 			body, err := io.ReadAll(resp.Body)
@@ -965,6 +821,7 @@ func TestPanicsPassThrough(t *testing.T) {
 	long := strings.Repeat("x", 100<<10)
 	for name, c := range map[string]struct {
 		base  func(call int, resp *http.Response) *http.Response
+		outer resilience.Middleware
 		inner resilience.Middleware
 		class func(*http.Response, *resiliencehttp.Ahead) error
 		again func(*http.Request) bool
@@ -974,6 +831,7 @@ func TestPanicsPassThrough(t *testing.T) {
 		"InReplayable":   {again: func(*http.Request) bool { panic(oops{1}) }},
 		"InPolicyBefore": {inner: crashes(true, func() { panic(oops{1}) })},
 		"InPolicyAfter":  {inner: crashes(false, func() { panic(oops{1}) }), sent: 1},
+		"InOuterPolicy":  {outer: crashes(false, func() { panic(oops{1}) }), sent: 1},
 		"InClassify":     {class: func(*http.Response, *resiliencehttp.Ahead) error { panic(oops{1}) }, sent: 1},
 		"InBaseAfterFailedResponse": {base: func(call int, resp *http.Response) *http.Response {
 			if call == 2 {
@@ -992,7 +850,7 @@ func TestPanicsPassThrough(t *testing.T) {
 			calls, closed := 0, 0
 			var sent context.Context
 			transport := &resiliencehttp.Transport{
-				Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap, c.inner, resilience.Timeout(time.Minute)),
+				Middleware: resilience.Chain(c.outer, retries(3).Wrap, slots.Wrap, c.inner, resilience.Timeout(time.Minute)),
 				Judge:      c.class,
 				Replayable: c.again,
 				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -1096,41 +954,6 @@ func TestPanicsOfBodies(t *testing.T) {
 	require.PanicsWithValue(t, "never", func() { _, _ = never.RoundTrip(req) })
 	require.PanicsWithValue(t, "never", func() { _, _ = never.RoundTrip(get()) })
 	require.Equal(t, 1, sent.closed)
-}
-
-func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
-	recovered := errors.New("recovered")
-	calls := 0
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	recovers := func(next resilience.Func) resilience.Func {
-		next = slots.Wrap(next)
-		return func(ctx context.Context) (err error) {
-			defer func() {
-				if recover() != nil {
-					err = recovered
-				}
-			}()
-			return next(ctx)
-		}
-	}
-	base := roundTripper(func(*http.Request) (*http.Response, error) {
-		if calls++; calls == 2 {
-			return response(200, strings.NewReader("ok")), nil
-		}
-		panic("oops")
-	})
-	get := httptest.NewRequest("GET", "http://example.com", nil)
-	_, err := (&resiliencehttp.Transport{Base: base, Middleware: recovers}).RoundTrip(get)
-	require.ErrorIs(t, err, recovered)
-	require.Zero(t, slots.Stats().InFlight)
-
-	calls = 0
-	var seen watch
-	resp, err := (&resiliencehttp.Transport{Base: base,
-		Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, recovers)}).RoundTrip(get)
-	require.Equal(t, "ok", answer(t, resp, err))
-	require.Equal(t, []error{recovered, nil}, seen.seen())
-	require.Zero(t, slots.Stats().InFlight)
 }
 
 func TestPanicAtTheEndOfTheBody(t *testing.T) {

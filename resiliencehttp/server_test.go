@@ -93,15 +93,6 @@ func TestOnRefuseWritesTheResponse(t *testing.T) {
 	require.Equal(t, 503, resp.StatusCode, "after an informational response")
 }
 
-func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
-	full := bulkhead.New(bulkhead.Config{Limit: 1})
-	full.Begin(t.Context())
-	fine := func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(200) }
-	w := get(resiliencehttp.Server{OnRefuse: fine}.Bulkhead(full)(hello))
-	require.Equal(t, 200, w.Code)
-	require.Empty(t, w.Body.String())
-}
-
 func TestRefusalHasNoFieldsOfTheReplacedResponse(t *testing.T) {
 	stale := func(h http.Header) {
 		h["ETag"] = []string{`"1"`} // net/http does not mind

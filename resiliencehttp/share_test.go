@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -25,7 +24,7 @@ func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(strin
 // A site is an http.Server, with clients that each make one request after the other, over
 // connections in memory: the time of a bubble of testing/synctest does not depend on the machine.
 type site struct {
-	conns chan net.Conn
+	base  *http.Transport
 	slots *bulkhead.Bulkhead
 	mu    sync.Mutex
 	made  map[string]int
@@ -36,8 +35,7 @@ type site struct {
 
 func newSite(t *testing.T, takes time.Duration, cfg bulkhead.Config) *site {
 	s := &site{
-		conns: make(chan net.Conn), slots: bulkhead.New(cfg),
-		takes: takes, made: map[string]int{}, took: map[string][]time.Duration{},
+		slots: bulkhead.New(cfg), takes: takes, made: map[string]int{}, took: map[string][]time.Duration{},
 	}
 	guarded := resiliencehttp.Server{}.Bulkhead(s.slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		begun := time.Now()
@@ -46,36 +44,15 @@ func newSite(t *testing.T, takes time.Duration, cfg bulkhead.Config) *site {
 		defer s.mu.Unlock()
 		s.busy += time.Since(begun)
 	}))
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.base = serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
 		guarded.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), tenantKey{}, r.Header.Get("Tenant"))))
-	})}
-	go func() { _ = server.Serve(s) }()
-	t.Cleanup(func() { _ = server.Close() })
+	}, nil)
+	s.base.MaxIdleConnsPerHost = 100
 	return s
-}
-
-// Accept, Close and Addr make a site a net.Listener.
-func (s *site) Accept() (net.Conn, error) {
-	conn, ok := <-s.conns
-	if !ok {
-		return nil, net.ErrClosed
-	}
-	return conn, nil
-}
-
-func (s *site) Close() error   { close(s.conns); return nil }
-func (s *site) Addr() net.Addr { return &net.UnixAddr{} }
-
-func (s *site) dial(context.Context, string, string) (net.Conn, error) {
-	near, far := net.Pipe()
-	s.conns <- far
-	return near, nil
 }
 
 // run lets the clients of each tenant make requests, until done returns true.
 func (s *site) run(clients map[string]int, done func() bool) {
-	transport := &http.Transport{MaxIdleConnsPerHost: 100, DialContext: s.dial}
-	defer transport.CloseIdleConnections()
 	var wg sync.WaitGroup
 	for tenant, n := range clients {
 		for range n {
@@ -88,7 +65,7 @@ func (s *site) run(clients map[string]int, done func() bool) {
 					}
 					r.Header.Set("Tenant", tenant)
 					begun := time.Now()
-					resp, err := transport.RoundTrip(r)
+					resp, err := s.base.RoundTrip(r)
 					took, served := time.Since(begun), err == nil && resp.StatusCode == 200
 					if !done() { // those that wait at the end are in no turn
 						s.mu.Lock()
@@ -155,23 +132,5 @@ func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 		require.Less(t, float64(mixedServed), 0.97*float64(mixedMade), "of the nine, without shares")
 		require.LessOrEqual(t, median(own).Seconds(), 1.2*median(usual).Seconds(), "latency of the nine")
 		require.GreaterOrEqual(t, shared.busy.Seconds(), 0.98*mixed.busy.Seconds(), "all")
-	})
-}
-
-func TestARealServerDividesItselfAmongFloods(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, 20*time.Millisecond, bulkhead.Config{Limit: 8, MaxWait: -1, Share: tenantOf})
-		requests := 6400
-		if testing.Short() {
-			requests = 2000
-		}
-		s.run(map[string]int{"a": 36, "b": 12}, func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return len(s.took["a"])+len(s.took["b"]) >= requests
-		})
-		ratio := float64(len(s.took["a"])) / float64(len(s.took["b"]))
-		t.Logf("%.3f", ratio)
-		require.InEpsilon(t, 1, ratio, 0.05)
 	})
 }

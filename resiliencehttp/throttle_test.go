@@ -21,7 +21,6 @@ import (
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -247,20 +246,14 @@ const member = `"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*`
 var structured = regexp.MustCompile(`^` + member + `(?:[ \t]*,[ \t]*` + member + `)*$`)
 
 func TestFieldsAreStructured(t *testing.T) {
-	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00",
-		"~", strings.Repeat("x", 100)} {
-		limit := throttle.New(throttle.Config{Rate: 1e9, Burst: 1 << 40})
-		inner := throttle.New(throttle.Config{Rate: 1})
-		h := resiliencehttp.Server{LimitName: name}.Throttle(limit)(resiliencehttp.Server{}.Throttle(inner)(hello))
-		w := get(h)
-		for _, field := range []string{"RateLimit-Policy", "RateLimit"} {
-			values := w.Header().Values(field)
-			require.Len(t, values, 2, "one of each quota")
-			require.Regexp(t, structured, strings.Join(values, ", "))
-		}
+	inner := resiliencehttp.Server{}.Throttle(throttle.New(throttle.Config{Rate: 1}))(hello)
+	w := get(resiliencehttp.Server{LimitName: "a\tb~"}.Throttle(throttle.New(throttle.Config{Rate: 1}))(inner))
+	for _, field := range []string{"RateLimit-Policy", "RateLimit"} {
+		values := w.Header().Values(field)
+		require.Len(t, values, 2, "one of each quota")
+		require.Contains(t, values[0], `"a_b~";`)
+		require.Regexp(t, structured, strings.Join(values, ", "))
 	}
-	h := resiliencehttp.Server{LimitName: "a\tb~"}.Throttle(throttle.New(throttle.Config{Rate: 1}))(hello)
-	require.Contains(t, get(h).Header().Get("RateLimit"), `"a_b~";`)
 }
 
 // What an inner policy refuses is not charged by the limits outside it, as in throttle.Limiter.Do.
@@ -370,27 +363,6 @@ func TestThrottleWaitsAsTheLimitHasIt(t *testing.T) {
 		w = get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
 		require.GreaterOrEqual(t, w.Code, 429)
 	})
-}
-
-func TestOurClientHonorsOurServer(t *testing.T) {
-	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
-	server := serve(t, false, resiliencehttp.Server{}.Throttle(limit)(hello).ServeHTTP)
-	var waits []time.Duration
-	ctx, cancel := context.WithCancel(t.Context())
-	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-	r.Observe(func(_ context.Context, e retry.Event) {
-		if e.Kind == retry.EventRetried {
-			waits = append(waits, e.Delay)
-			cancel() // rather than wait
-		}
-	})
-	resp, err := server.client(r.Wrap).Get(server.URL)
-	require.Equal(t, "hello", answer(t, resp, err))
-	req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
-	_, err = server.client(r.Wrap).Do(req)
-	require.ErrorIs(t, err, context.Canceled)
-	require.Len(t, waits, 1)
-	require.GreaterOrEqual(t, waits[0], time.Second)
 }
 
 func TestClientIP(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/cookiejar"
 	"net/http/httptest"
 	"runtime"
 	"strings"
@@ -246,18 +245,6 @@ func TestBrokenFailedResponseIsStillTheResponse(t *testing.T) {
 	require.EqualValues(t, 2, server.requests.Load())
 }
 
-func TestRefusalAfterResponseReturnsTheResponse(t *testing.T) {
-	server := serve(t, false, statuses("", 503))
-	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-	resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
-	require.Equal(t, "Service Unavailable", answer(t, resp, err))
-	require.Equal(t, breaker.Open, circuit.State())
-
-	_, err = server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
-	require.ErrorIs(t, err, breaker.ErrOpen)
-	require.EqualValues(t, 1, server.requests.Load())
-}
-
 func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
 	broken := errors.New("broken")
 	closed := 0
@@ -280,10 +267,15 @@ func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
 }
 
 func TestFailedResponseIsClosedBeforeTheWait(t *testing.T) {
-	for name, c := range map[string]struct{ size, closed int }{
-		"Short":   {10, 1},
-		"Drained": {64 << 10, 1},
-		"TooLong": {64<<10 + 1, 0}, // in case it is the last
+	for name, c := range map[string]struct {
+		size         int
+		declared     bool
+		closed, left int
+	}{
+		"Short":           {10, false, 1, 0},
+		"Drained":         {64 << 10, true, 1, 0},
+		"TooLong":         {64<<10 + 1, false, 0, 0}, // in case it is the last
+		"DeclaredTooLong": {64<<10 + 1, true, 0, 64<<10 + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := strings.NewReader(strings.Repeat("x", c.size))
@@ -293,7 +285,7 @@ func TestFailedResponseIsClosedBeforeTheWait(t *testing.T) {
 				if e.Kind == retry.EventRetried {
 					waits++
 					require.Equal(t, c.closed, closed)
-					require.Zero(t, body.Len())
+					require.Equal(t, c.left, body.Len())
 				}
 			})
 			transport := &resiliencehttp.Transport{Middleware: r.Wrap,
@@ -301,7 +293,7 @@ func TestFailedResponseIsClosedBeforeTheWait(t *testing.T) {
 					if waits == 0 {
 						resp := response(503, nil)
 						resp.Body = closeCounter{body, &closed}
-						if name == "Drained" {
+						if c.declared {
 							resp.ContentLength = int64(c.size)
 						}
 						return resp, nil
@@ -345,124 +337,39 @@ func (b *trickle) Close() error {
 	return nil
 }
 
+// The Transport reads a failed response for a second before the next attempt, and goes on while the retrier waits.
 func TestTrickleDelaysTheNextAttemptForASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		body := newTrickle(1000)
-		calls := 0
-		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
-			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				if calls++; calls == 1 {
-					resp := response(503, nil)
-					resp.Body = body
-					return resp, nil
-				}
-				require.Equal(t, 1, body.closed)
-				return response(200, strings.NewReader("ok")), nil
-			})}
-		start := time.Now()
-		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-		require.Equal(t, "ok", answer(t, resp, err))
-		require.Equal(t, time.Second, time.Since(start))
-	})
-}
-
-func TestTrickleIsReadDuringTheWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		body := newTrickle(3)
-		calls := 0
-		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Minute)})
-		transport := &resiliencehttp.Transport{Middleware: r.Wrap,
-			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				if calls++; calls == 1 {
-					resp := response(503, nil, "Retry-After", "10")
-					resp.Body = body
-					return resp, nil
-				}
-				require.Zero(t, body.n, "its connection can serve again")
-				require.Equal(t, 1, body.closed)
-				return response(200, strings.NewReader("ok")), nil
-			})}
-		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-		require.Equal(t, "ok", answer(t, resp, err))
-		require.Equal(t, 1, body.closed)
-	})
-}
-
-func TestLastFailedResponseThatTricklesIsWhole(t *testing.T) {
-	for name, n := range map[string]int{"Short": 3, "Long": 64<<10 + 3} {
+	for name, c := range map[string]struct {
+		n, left int
+		waits   time.Duration // of the retrier
+	}{
+		"AtOnce":     {1000, 1000, 0},
+		"AfterAWait": {3, 0, 10 * time.Second},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+				body := newTrickle(c.n)
+				calls := 0
+				r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(c.waits)})
+				transport := &resiliencehttp.Transport{Middleware: r.Wrap,
 					Base: roundTripper(func(*http.Request) (*http.Response, error) {
-						resp := response(503, nil)
-						resp.Body = newTrickle(n)
-						return resp, nil
+						if calls++; calls == 1 {
+							resp := response(503, nil)
+							resp.Body = body
+							return resp, nil
+						}
+						require.Equal(t, c.left, body.n)
+						require.Equal(t, 1, body.closed)
+						return response(200, strings.NewReader("ok")), nil
 					})}
+				start := time.Now()
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-				require.Equal(t, strings.Repeat("x", n), answer(t, resp, err))
+				require.Equal(t, "ok", answer(t, resp, err))
+				require.Equal(t, time.Second+c.waits, time.Since(start))
+				require.Equal(t, 1, body.closed)
 			})
 		})
 	}
-}
-
-func TestDeclaredLongFailedResponseIsNotRead(t *testing.T) {
-	body := strings.NewReader(strings.Repeat("x", 64<<10+1))
-	closed := 0
-	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-	r.Observe(func(_ context.Context, e retry.Event) {
-		if e.Kind == retry.EventRetried {
-			require.Equal(t, 64<<10+1, body.Len())
-		}
-	})
-	transport := &resiliencehttp.Transport{Middleware: r.Wrap,
-		Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			if closed == 1 {
-				return response(200, http.NoBody), nil
-			}
-			resp := response(503, nil)
-			resp.Body, resp.ContentLength = closeCounter{body, &closed}, int64(body.Len())
-			if r.Stats().Retried == 1 {
-				t.Error("the last one is not closed")
-			}
-			return resp, nil
-		})}
-	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-	answer(t, resp, err)
-	require.Equal(t, 200, resp.StatusCode)
-}
-
-func TestLastFailedResponseHasTheRestOfTheTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		refuses := func(next resilience.Func) resilience.Func { // the second attempt, after a long wait
-			calls := 0
-			return func(ctx context.Context) error {
-				if calls++; calls == 2 {
-					return refusal{}
-				}
-				return next(ctx)
-			}
-		}
-		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-		transport := &resiliencehttp.Transport{
-			Middleware: resilience.Chain(r.Wrap, refuses, resilience.Timeout(10*time.Second)),
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				time.Sleep(2 * time.Second)
-				resp := response(503, nil, "Retry-After", "30")
-				resp.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
-					<-r.Context().Done()
-					return 0, r.Context().Err()
-				}))
-				return resp, nil
-			}),
-		}
-		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-		require.NoError(t, err)
-		start := time.Now()
-		_, err = io.ReadAll(resp.Body)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 7*time.Second, time.Since(start), "2 s for the answer, and one for reading ahead")
-		require.NoError(t, resp.Body.Close())
-	})
 }
 
 type closeCounter struct {
@@ -471,56 +378,6 @@ type closeCounter struct {
 }
 
 func (c closeCounter) Close() error { *c.closed++; return nil }
-
-func TestStatusesThatReachThePolicies(t *testing.T) {
-	const (
-		fine    = behavior.Done
-		answers = behavior.Answered
-		fails   = behavior.Failed
-	)
-	for _, c := range []struct {
-		status    int
-		get, post behavior.Kind
-		throttled bool
-	}{
-		{200, fine, fine, false}, {304, fine, fine, false},
-		{400, fine, fine, false}, {401, fine, fine, false}, {403, fine, fine, false}, {404, fine, fine, false},
-		{405, fine, fine, false}, {409, fine, fine, false}, {410, fine, fine, false}, {413, fine, fine, false},
-		{422, fine, fine, false}, {451, fine, fine, false},
-		{408, answers, fine, false}, {425, answers, fine, false}, {429, answers, answers, true},
-		{500, fails, fails, false}, {502, fails, fails, false}, {503, fails, fails, true}, {504, fails, fails, false},
-		{501, fine, fine, false}, {505, fine, fine, false},
-	} {
-		for method, kind := range map[string]behavior.Kind{"GET": c.get, "POST": c.post} {
-			t.Run(method+" "+http.StatusText(c.status), func(t *testing.T) {
-				server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Retry-After", "5")
-					w.WriteHeader(c.status)
-				})
-				var seen watch
-				req, err := http.NewRequest(method, server.URL, nil)
-				require.NoError(t, err)
-				resp, err := server.client(seen.Wrap).Do(req)
-				require.NoError(t, err)
-				require.NoError(t, resp.Body.Close())
-				require.Equal(t, c.status, resp.StatusCode)
-				end := behavior.Read(seen.seen()[0])
-				require.Equal(t, kind, end.Kind)
-				if kind == fine {
-					require.NoError(t, seen.seen()[0])
-					return
-				}
-				require.Equal(t, method == "GET", end.Retryable)
-				require.Equal(t, c.throttled, end.Throttled)
-				require.Equal(t, 5*time.Second, end.RetryAfter)
-				status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
-				require.True(t, ok)
-				require.Equal(t, c.status, status.StatusCode)
-				require.EqualError(t, status, "resiliencehttp: status "+resp.Status+" ("+method+" "+resp.Request.URL.Host+")")
-			})
-		}
-	}
-}
 
 func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
@@ -548,44 +405,25 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	require.Equal(t, "b", status.Header.Get("A"))
 }
 
-func TestJudgeDecides(t *testing.T) {
-	server := serve(t, false, statuses("", 418, 418, 503))
-	teapot := errors.New("a teapot")
-	var seen watch
-	client := &http.Client{Transport: &resiliencehttp.Transport{
-		Base:       server.Base,
-		Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap),
-		Judge: func(r *http.Response, ahead *resiliencehttp.Ahead) error {
-			switch r.StatusCode {
-			case 418:
-				return teapot
-			}
-			return retry.Permanent(resiliencehttp.DefaultJudge(r, ahead))
-		},
-	}}
-	resp, err := client.Get(server.URL)
-	require.Equal(t, "Service Unavailable", answer(t, resp, err))
-	require.EqualValues(t, 3, server.requests.Load())
-	require.ErrorIs(t, seen.seen()[1], teapot)
-	require.False(t, resilience.Retryable(seen.seen()[2]))
-
-	resp, err = client.Post(server.URL, "", nil)
-	answer(t, resp, err)
-}
-
 func TestResponseThatJudgeFindsHopelessIsTheLast(t *testing.T) {
 	always := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
-	for name, failure := range map[string]error{
-		"NotRetryable": final{errors.New("never")},
-		"Answered":     resilience.Answer(errors.New("no")),
+	for name, c := range map[string]struct {
+		failure  error
+		requests int64
+	}{
+		"Failure":      {errors.New("a teapot"), 3},
+		"NotRetryable": {final{errors.New("never")}, 1},
+		"Answered":     {resilience.Answer(errors.New("no")), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, false, statuses("", 418))
-			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: always.Wrap,
-				Judge: func(*http.Response, *resiliencehttp.Ahead) error { return failure }}
+			var seen watch
+			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: resilience.Chain(always.Wrap, seen.Wrap),
+				Judge: func(*http.Response, *resiliencehttp.Ahead) error { return c.failure }}
 			resp, err := transport.RoundTrip(httptest.NewRequest("GET", server.URL, nil))
 			answer(t, resp, err)
-			require.EqualValues(t, 1, server.requests.Load())
+			require.Equal(t, c.requests, server.requests.Load())
+			require.ErrorIs(t, seen.seen()[0], c.failure)
 		})
 	}
 }
@@ -814,97 +652,17 @@ func TestErrorOfBaseComesBackAsItIs(t *testing.T) {
 	}
 }
 
-func TestTimeoutRedirectsAndCookiesOfAnHTTPClient(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		var visits sync.Map
-		hang := make(chan struct{})
-		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-			n, _ := visits.LoadOrStore(r.URL.Path, new(atomic.Int64))
-			first := n.(*atomic.Int64).Add(1) == 1
-			switch {
-			case r.URL.Path == "/hang":
-				<-hang
-			case r.URL.Path == "/loop":
-				http.Redirect(w, r, "/loop", http.StatusFound)
-			case first:
-				w.WriteHeader(503)
-			case r.URL.Path == "/start":
-				http.SetCookie(w, &http.Cookie{Name: "a", Value: "b"})
-				http.Redirect(w, r, "/end", http.StatusFound)
-			default:
-				_, err := r.Cookie("a")
-				_, _ = io.WriteString(w, map[bool]string{true: "with cookie", false: "without"}[err == nil])
-			}
-		})
-		defer close(hang)
-		client := server.client(retries(3).Wrap)
-		client.Jar, _ = cookiejar.New(nil)
-		resp, err := client.Get(server.URL + "/start")
-		require.Equal(t, "with cookie", answer(t, resp, err))
-		require.EqualValues(t, 4, server.requests.Load(), "two each")
-		require.Equal(t, "/end", resp.Request.URL.Path)
-
-		_, err = client.Get(server.URL + "/loop")
-		require.ErrorContains(t, err, "stopped after 10 redirects")
-		require.EqualValues(t, 4+10, server.requests.Load(), "a redirect is no failure")
-
-		client.Timeout = 50 * time.Millisecond
-		_, err = client.Get(server.URL + "/hang")
-		var timeout net.Error
-		require.ErrorAs(t, err, &timeout)
-		require.True(t, timeout.Timeout())
-	})
-}
-
-func TestRetryAfterIsHonored(t *testing.T) {
-	for name, value := range map[string]func() string{
-		"Seconds": func() string { return "7" },
-		"RFC1123": func() string { return time.Now().Add(7 * time.Second).UTC().Format(http.TimeFormat) },
-		"RFC850":  func() string { return time.Now().Add(7 * time.Second).UTC().Format("Monday, 02-Jan-06 15:04:05 GMT") },
-		"asctime": func() string { return time.Now().Add(7 * time.Second).UTC().Format(time.ANSIC) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				calls := 0
-				transport := &resiliencehttp.Transport{
-					Middleware: retries(2).Wrap,
-					Base: roundTripper(func(*http.Request) (*http.Response, error) {
-						if calls++; calls == 1 {
-							return response(429, strings.NewReader(""), "Retry-After", value()), nil
-						}
-						return response(200, strings.NewReader("ok")), nil
-					}),
-				}
-				start := time.Now()
-				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-				require.Equal(t, "ok", answer(t, resp, err))
-				require.GreaterOrEqual(t, time.Since(start), 7*time.Second)
-				require.Less(t, time.Since(start), 10*time.Second)
-			})
-		})
-	}
-}
-
-func TestRetryAfterAboveTheCapEndsTheCall(t *testing.T) {
-	for _, value := range []string{"61", "9223372037", "18446744074", "99999999999999999999999999",
-		"Fri, 31 Dec 9999 23:59:59 GMT"} {
-		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Retry-After", value)
-			w.WriteHeader(503)
-		})
-		resp, err := server.client(retries(5).Wrap).Get(server.URL)
-		answer(t, resp, err)
-		require.Equal(t, 503, resp.StatusCode)
-		require.EqualValues(t, 1, server.requests.Load())
-	}
-}
-
 func TestRetryAfterThatIsRubbish(t *testing.T) {
 	for _, value := range []string{"soon", "-5", "1.5", "+3", "", " ", "1,2", "Thu, 01 Jan 1970 00:00:00 GMT", "\xff"} {
 		e := &resiliencehttp.StatusError{StatusCode: 503, Header: http.Header{"Retry-After": {value}}}
 		require.Zero(t, e.RetryAfter(), "%q", value)
 	}
 	require.Zero(t, (&resiliencehttp.StatusError{}).RetryAfter())
+	for _, long := range []string{"9223372037", "18446744074", "99999999999999999999999999",
+		"Fri, 31 Dec 9999 23:59:59 GMT"} {
+		e := &resiliencehttp.StatusError{StatusCode: 503, Header: http.Header{"Retry-After": {long}}}
+		require.Greater(t, e.RetryAfter(), 100*365*24*time.Hour, long)
+	}
 	require.EqualError(t, &resiliencehttp.StatusError{StatusCode: 799}, "resiliencehttp: status 799")
 }
 

@@ -43,6 +43,7 @@ var wrongRequests = map[string]func(*http.Request){
 	"no host":       func(r *http.Request) { r.URL.Host = "" },
 	"host field":    func(r *http.Request) { r.Host = "xn--a\nb" },
 	"scheme":        func(r *http.Request) { r.URL.Scheme = "gopher" },
+	"no scheme":     func(r *http.Request) { r.URL.Scheme = "" },
 	"port":          func(r *http.Request) { r.URL.Host = "127.0.0.1:99999" },
 	"opaque":        func(r *http.Request) { r.URL.Opaque = "\x01" },
 	"query":         func(r *http.Request) { r.URL.RawQuery = "\x01" },
