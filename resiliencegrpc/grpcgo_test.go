@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/go-resilience/resilience"
@@ -73,23 +72,6 @@ func TestMaxConnectionAgeOpensNothing(t *testing.T) {
 	}
 }
 
-// A connection that is closed without an announcement is a failure.
-func TestConnectionClosedWithoutGoAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &service{list: sendsTwo(make(chan struct{}), nil)}
-		b := opensAtOnce()
-		lis := serveInBubble(t, s)
-		client := dial(t, "passthrough:bubble", resiliencegrpc.Client{Middleware: b.Wrap}, dialer(lis))
-		list, err := client.List(t.Context(), hello)
-		require.NoError(t, err)
-		_, err = list.Recv()
-		require.NoError(t, err)
-		lis.cut()
-		requireCode(t, codes.Unavailable, drain(list.Recv))
-		require.Equal(t, breaker.Open, b.State())
-	})
-}
-
 // The server allows one stream. Calls that end while they wait for it have no result, and were certainly not sent.
 func TestWaitForStreamOpensNothing(t *testing.T) {
 	timeout := resilience.Timeout(100 * time.Millisecond)
@@ -142,16 +124,13 @@ func TestWaitForConnectionIsAFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
-				conn, err := grpc.NewClient("passthrough:bubble", append(resiliencegrpc.Client{
+				client := dial(t, "passthrough:bubble", resiliencegrpc.Client{
 					Middleware: resilience.Chain(twice().Wrap, b.Wrap, resilience.Timeout(time.Second)),
-				}.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-						<-ctx.Done()
-						return nil, ctx.Err()
-					}))...)
-				require.NoError(t, err)
-				defer func() { _ = conn.Close() }()
-				requireCode(t, codes.DeadlineExceeded, call(t.Context(), testpb.NewTestClient(conn)))
+				}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}))
+				requireCode(t, codes.DeadlineExceeded, call(t.Context(), client))
 				require.Equal(t, breaker.Open, b.State())
 			})
 		})
@@ -165,11 +144,8 @@ func TestOwnShortageOpensNothing(t *testing.T) {
 	} {
 		t.Run(errno.Error(), func(t *testing.T) {
 			b, attempts := breaker.New(breaker.Config{ConsecutiveFailures: 2}), 0
-			count := func(next resilience.Func) resilience.Func {
-				return func(ctx context.Context) error { attempts++; return next(ctx) }
-			}
 			client := dial(t, "passthrough:nowhere", resiliencegrpc.Client{
-				Middleware: resilience.Chain(twice().Wrap, b.Wrap, count),
+				Middleware: resilience.Chain(twice().Wrap, b.Wrap, counts(&attempts)),
 			}, grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
 			}))

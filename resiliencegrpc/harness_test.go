@@ -2,6 +2,7 @@ package resiliencegrpc_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"runtime"
 	"strings"
@@ -247,6 +248,35 @@ func look(results *[]error) resilience.Middleware {
 			return err
 		}
 	}
+}
+
+// counts returns a policy that counts its calls.
+func counts(n *int) resilience.Middleware {
+	return func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { *n++; return next(ctx) }
+	}
+}
+
+// recovers is a policy that makes an error of a panic.
+func recovers(next resilience.Func) resilience.Func {
+	return func(ctx context.Context) (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("recovered: %v", p)
+			}
+		}()
+		return next(ctx)
+	}
+}
+
+// A gauge counts calls that run at the same time.
+type gauge struct{ now, most atomic.Int64 }
+
+func (g *gauge) enter() (leave func()) {
+	now := g.now.Add(1)
+	for most := g.most.Load(); now > most && !g.most.CompareAndSwap(most, now); most = g.most.Load() {
+	}
+	return func() { g.now.Add(-1) }
 }
 
 // noLeaks fails the test if goroutines of this package or of gRPC's streams are left at its end.

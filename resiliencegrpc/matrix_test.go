@@ -151,14 +151,9 @@ func TestUnsentCallsAreRetried(t *testing.T) {
 	require.NoError(t, lis.Close())
 	for _, method := range []string{"Get", "Put", "Create", "List", "Run", "Upload", "Chat"} {
 		attempts := 0
-		count := func(next func(context.Context) error) func(context.Context) error {
-			return func(ctx context.Context) error { attempts++; return next(ctx) }
-		}
-		retries, b := twice(), breaker.New(breaker.Config{ConsecutiveFailures: 2})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
-			Middleware: func(next func(context.Context) error) func(context.Context) error {
-				return retries.Wrap(b.Wrap(count(next)))
-			},
+			Middleware: resilience.Chain(twice().Wrap, b.Wrap, counts(&attempts)),
 		})
 		requireCode(t, codes.Unavailable, call(client, method))
 		require.Equal(t, 2, attempts, method)

@@ -284,24 +284,6 @@ func observes(ends chan<- error) resilience.Middleware {
 	}
 }
 
-// The server accepts streams and then fails each of them.
-func TestFailingStreamsOpenBreaker(t *testing.T) {
-	s := &service{chat: func(int64, chatStream) error {
-		return status.Error(codes.Unavailable, "")
-	}}
-	_, lis := serve(t, s)
-	b := breaker.New(breaker.Config{ConsecutiveFailures: 3})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: b.Wrap})
-	for range 3 {
-		chat, err := client.Chat(t.Context())
-		require.NoError(t, err)
-		_, err = chat.Recv()
-		requireCode(t, codes.Unavailable, err)
-	}
-	_, err := client.Chat(t.Context())
-	require.ErrorIs(t, err, breaker.ErrOpen)
-}
-
 func TestTimeoutCoversTheOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var deadlines, opened atomic.Int64
@@ -651,38 +633,6 @@ func TestBrokenConnection(t *testing.T) {
 	}
 }
 
-// The server stops gracefully while a stream is open: the stream continues to its end.
-func TestGoAway(t *testing.T) {
-	noLeaks(t)
-	more := make(chan struct{})
-	s := &service{list: sendsTwo(more, nil)}
-	server, lis := serve(t, s)
-	slots := bulkhead.New(bulkhead.Config{Limit: 10})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(
-		retry.New(retry.Config{Attempts: 20, Backoff: retry.Constant(10 * time.Millisecond)}).Wrap, slots.Wrap)})
-	list, err := client.List(t.Context(), hello)
-	require.NoError(t, err)
-	_, err = list.Recv()
-	require.NoError(t, err)
-	stopped := make(chan struct{})
-	go func() { server.GracefulStop(); close(stopped) }()
-
-	// No server listens now, so no call is sent.
-	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		_, err := client.Create(ctx, hello)
-		return err != nil
-	}, time.Minute, time.Millisecond)
-	more <- struct{}{}
-	_, err = list.Recv()
-	require.NoError(t, err)
-	more <- struct{}{}
-	require.NoError(t, drain(list.Recv))
-	<-stopped
-	require.Zero(t, slots.Stats().InFlight)
-}
-
 // The caller does not receive until flow control has stopped the server. It then receives every message.
 func TestSlowConsumer(t *testing.T) {
 	noLeaks(t)
@@ -724,11 +674,10 @@ func TestSlowConsumer(t *testing.T) {
 // Streams end in every way at the same time. No slot, goroutine or stream is left.
 func TestThousandStreams(t *testing.T) {
 	noLeaks(t)
-	var running, most, serving atomic.Int64
+	var opening, serving gauge
 	s := &service{
 		list: func(n int64, m *testpb.Message, s listStream) error {
-			serving.Add(1)
-			defer serving.Add(-1)
+			defer serving.enter()()
 			switch n % 4 {
 			case 0:
 				return status.Error(codes.Unavailable, "")
@@ -744,8 +693,7 @@ func TestThousandStreams(t *testing.T) {
 			return nil
 		},
 		chat: func(n int64, s chatStream) error {
-			serving.Add(1)
-			defer serving.Add(-1)
+			defer serving.enter()()
 			for {
 				m, err := s.Recv()
 				if err != nil {
@@ -762,10 +710,7 @@ func TestThousandStreams(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: limit})
 	count := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
-			now := running.Add(1)
-			defer running.Add(-1)
-			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
-			}
+			defer opening.enter()()
 			return next(ctx)
 		}
 	}
@@ -812,10 +757,10 @@ func TestThousandStreams(t *testing.T) {
 	}
 	wg.Wait()
 	require.Eventually(t, func() bool {
-		return slots.Stats().InFlight+streams.Stats().InFlight == 0 && serving.Load() == 0
+		return slots.Stats().InFlight+streams.Stats().InFlight == 0 && serving.now.Load() == 0
 	}, time.Minute, time.Millisecond)
-	require.LessOrEqual(t, most.Load(), int64(limit))
-	require.Zero(t, running.Load())
+	require.LessOrEqual(t, opening.most.Load(), int64(limit))
+	require.Zero(t, opening.now.Load())
 }
 
 // The ctx of inner interceptors has the attempt's values, and ends with the attempt's cause.
