@@ -18,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/console"
-	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -58,9 +57,7 @@ func newOffice(t *testing.T, show console.Show) *office {
 	o := &office{runner: saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "office"})}
 	o.runner.Observe(func(context.Context, saga.Event) {})
 	bookings, waiting := saga.Register(o.runner, v1, v2), saga.Register(o.runner, waits, quick)
-	reg := registry.New()
-	reg.MustAdd(o.runner)
-	o.shop = newPage(t, reg, console.Config{Show: show,
+	o.shop = pageOf(t, console.Config{Show: show,
 		Allow: func(_ *http.Request, op console.Operation) error {
 			if op.Note == "forbidden" {
 				return errors.New("not on a Sunday")
@@ -68,7 +65,7 @@ func newOffice(t *testing.T, show console.Show) *office {
 			return nil
 		},
 		Audit: func(_ context.Context, op console.Operation, _ error) { o.audit = append(o.audit, op) },
-	})
+	}, o.runner)
 	for _, id := range []string{"stuck", "other"} {
 		_, err := bookings.Start(t.Context(), id, booking{Seats: 2})
 		require.NoError(t, err)

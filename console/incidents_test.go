@@ -23,7 +23,6 @@ import (
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/policy"
-	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
@@ -36,7 +35,6 @@ type works struct {
 	*shop
 	bankDown, bankSlow, bankFlaky, redisDown, warehouseDown atomic.Bool
 	leaseRefused                                            atomic.Bool
-	shardDown                                               atomic.Int64 // its number; 0 for none
 	leader                                                  *lease.Candidate
 	term                                                    lease.Term
 	runner                                                  *saga.Runner
@@ -95,10 +93,8 @@ func newWorks(t *testing.T) *works {
 	w.term, err = w.leader.Campaign(t.Context())
 	require.NoError(t, err)
 
-	reg := registry.New()
-	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, shed, quota, users, w.leader,
-		w.runner)
-	w.shop = newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, Keys: true}})
+	w.shop = pageOf(t, console.Config{Allow: allow, Show: console.Show{Errors: true, Keys: true}},
+		budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, shed, quota, users, w.leader, w.runner)
 
 	calls := 0
 	bank := resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap)(func(ctx context.Context) error {
@@ -125,13 +121,7 @@ func newWorks(t *testing.T) *works {
 			calls++
 			go func() { _ = bank(traffic) }()
 			for i := range 10 {
-				n := calls%30*10 + i + 1
-				_ = shards.Do(traffic, fmt.Sprint("shard-", n), func(context.Context) error {
-					if int64(n) == w.shardDown.Load() {
-						return errDown
-					}
-					return nil
-				})
+				_ = shards.Do(traffic, fmt.Sprint("shard-", calls%30*10+i), working)
 			}
 			tenant := fmt.Sprint("tenant-", calls%5)
 			_ = rooms.Do(traffic, tenant, working)
@@ -304,18 +294,4 @@ func (s leases) Acquire(ctx context.Context, r lease.Request) (lease.Record, err
 		return s.Load(ctx, r.Name)
 	}
 	return s.Store.Acquire(ctx, r)
-}
-
-func TestIncidentOneOf300Shards(t *testing.T) {
-	incident(t, func(t *testing.T, w *works) {
-		w.shardDown.Store(217)
-		o := w.after(20*time.Second, "The breaker shards is partly open.", "breaker/shards partly_open: # of # open")
-		require.Equal(t, "partly_open|for # s|1 of 300 open|password=hunter2: connection refused", o.card("breaker/shards"))
-		var p policyJSON
-		w.get("/policy?kind=breaker&name=shards", &p)
-		require.Equal(t, "shard-217", p.Members[0].Key)
-		require.Equal(t, errDown.Error(), p.Members[0].Error)
-		w.shardDown.Store(0)
-		w.after(2*time.Minute, allWell)
-	})
 }

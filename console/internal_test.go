@@ -121,30 +121,6 @@ func TestCacheKeys(t *testing.T) {
 	}
 }
 
-// A recorder is a cache that records the calls.
-type recorder []string
-
-func (c *recorder) InvalidateAll(context.Context) error { *c = append(*c, "all"); return nil }
-func (c *recorder) Invalidate(_ context.Context, keys ...string) error {
-	*c = append(*c, fmt.Sprint("invalidate ", keys))
-	return nil
-}
-func (c *recorder) Expire(_ context.Context, keys ...string) error {
-	*c = append(*c, fmt.Sprint("expire ", keys))
-	return nil
-}
-func (c *recorder) Name() string { return "recorder" }
-
-func TestCacheOperations(t *testing.T) {
-	var all recorder
-	do := cacheOf(&all)
-	require.NotNil(t, do)
-	for _, action := range []Action{Invalidate, Expire, InvalidateAll} {
-		require.NoError(t, do(t.Context(), Operation{Action: action, Key: "k"}))
-	}
-	require.Equal(t, recorder{"invalidate [k]", "expire [k]", "all"}, all)
-}
-
 func TestSeries(t *testing.T) {
 	for v, want := range map[float64]float64{
 		0: 0, 1: 1, 0.123456: 0.1235, 12345.6: 12350, -98765: -98760, 1234: 1234, 1e9 + 1: 1e9, 1234.4: 1234, 9999.6: 10000,
@@ -215,7 +191,6 @@ func TestJudgeStatus(t *testing.T) {
 		{policy.Health{Status: policy.Fail, Err: errOperator}, 0, 0, 0, fail, "failing", ""},
 		{policy.Health{Status: policy.Warn, State: "full", Detail: "all"}, 0, 0, 0, warn, "full", "all"},
 		{policy.Health{Status: policy.Fail, State: "open"}, 0, 0, 0, fail, "open", ""},
-		{policy.Health{}, 0, 0, 0, well, "healthy", ""},
 	} {
 		tr := &track{rules: r, health: c.health,
 			series: []*series{count("calls", c.calls), count("failed", c.failed), count("refused", c.refused)}}

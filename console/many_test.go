@@ -54,13 +54,10 @@ func actOn100(t *testing.T, cfg console.Config, each func(n int64, page *console
 	answer manyResult, audited []string, running int,
 ) {
 	runner, form := hundred(t, saga.NewMemory())
-	reg := registry.New()
-	reg.MustAdd(runner)
 	cfg.Audit = func(_ context.Context, op console.Operation, err error) {
 		audited = append(audited, fmt.Sprint(op.ID, " ", err))
 	}
-	s := newPage(t, reg, cfg)
-	defer s.page.Close()
+	s := pageOf(t, cfg, runner)
 	var n atomic.Int64
 	defer runner.Observe(func(_ context.Context, e saga.Event) {
 		if e.Kind == saga.EventAbandoned && each != nil {

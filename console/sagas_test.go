@@ -21,7 +21,6 @@ import (
 
 	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/policy"
-	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
@@ -61,9 +60,7 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 		saga.RunnerConfig{Name: "worker"})
 	d.runner.Observe(func(context.Context, saga.Event) {})
 	saga.Register(d.runner, d.orders)
-	reg := registry.New()
-	reg.MustAdd(d.runner)
-	d.shop = newPage(t, reg, cfg)
+	d.shop = pageOf(t, cfg, d.runner)
 	return d
 }
 
@@ -84,7 +81,6 @@ func (d *depot) run(ids ...string) {
 func TestStuckSagasAreListedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Show: console.Show{Errors: true}})
-		defer d.page.Close()
 		d.run("ok-1", "stuck-1", "back-1", "ok-2")
 		body := d.get("/sagas", nil).Body.String()
 		require.Less(t, strings.Index(body, ">stuck-1<"), strings.Index(body, ">ok-1<"))
@@ -190,9 +186,7 @@ func newSlow(t *testing.T) (*shop, *slow) {
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 	}
-	reg := registry.New()
-	reg.MustAdd(runner)
-	return newPage(t, reg, console.Config{Allow: allow}), store
+	return pageOf(t, console.Config{Allow: allow}, runner), store
 }
 
 // The minimum age of a list is relative to the store's clock, as the ages on the page are.
@@ -456,11 +450,9 @@ func TestStoreErrorOfActionIsHidden(t *testing.T) {
 			_, err := orderss.Start(t.Context(), "order-1", order{})
 			require.NoError(t, err)
 			store.down = true
-			reg := registry.New()
-			reg.MustAdd(runner, leakyCache{})
-			s := newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: shown},
-				Audit: func(_ context.Context, _ console.Operation, err error) { audit = append(audit, err) }})
-			defer s.page.Close()
+			s := pageOf(t, console.Config{Allow: allow, Show: console.Show{Errors: shown},
+				Audit: func(_ context.Context, _ console.Operation, err error) { audit = append(audit, err) },
+			}, runner, leakyCache{})
 			for i, form := range [][]string{
 				{"action", "retry", "policy", "saga/worker", "id", "order-1", "note", "again"},
 				{"action", "invalidate", "policy", "cache/prices", "key", "1"},
@@ -520,9 +512,7 @@ func TestSagaPageShowsWaitsAndChildren(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		running.Wait()
-		reg := registry.New()
-		reg.MustAdd(r)
-		s := newPage(t, reg, console.Config{})
+		s := pageOf(t, console.Config{}, r)
 		var p struct {
 			Step  string
 			Units []struct {
