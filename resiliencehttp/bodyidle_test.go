@@ -345,11 +345,11 @@ func TestBodyIdleKeepsTheFieldsOfTheRequest(t *testing.T) {
 }
 
 func TestBodyIdleAppliesWithinReadTimeout(t *testing.T) {
-	for name, protocols := range protocolsOf() {
+	for name, protocols := range wires {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
-				base := serveMemory(t, h, protocols, func(s *http.Server) { s.ReadTimeout = time.Minute })
+				base := serveMemory(t, h, protocols(), func(s *http.Server) { s.ReadTimeout = time.Minute })
 				go func() {
 					body := pausingBody(t, 3*time.Second, "x", "y")
 					if resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", body); err == nil {
