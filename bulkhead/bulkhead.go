@@ -262,8 +262,8 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 	return w.slots, nil
 }
 
-// countAdmission counts w, which has its slots, as admitted. If late is true, it refuses w instead. It reports whether w
-// is admitted.
+// countAdmission counts w, which has its slots, as admitted. If late is true, it refuses w instead. It reports whether
+// w is admitted.
 func (b *Bulkhead) countAdmission(w *waiter, late bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
