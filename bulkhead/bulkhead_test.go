@@ -3,7 +3,6 @@ package bulkhead_test
 import (
 	"context"
 	"errors"
-	"maps"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -29,13 +28,6 @@ func hold(t *testing.T, b *bulkhead.Bulkhead) (release func()) {
 // setLimit changes the limit of b.
 func setLimit(b *bulkhead.Bulkhead, n int) error {
 	return b.Update(func(c *bulkhead.Config) { c.Limit = n })
-}
-
-// refusals returns the reasons for which b has refused calls, with their numbers.
-func refusals(b *bulkhead.Bulkhead) map[bulkhead.Reason]int64 {
-	all := b.Stats().Refusals
-	maps.DeleteFunc(all, func(_ bulkhead.Reason, n int64) bool { return n == 0 })
-	return all
 }
 
 type costKey struct{}
