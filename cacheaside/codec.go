@@ -94,7 +94,7 @@ const (
 
 var (
 	errEnvelope = errors.New("not an envelope of this version")
-	errDamaged  = errors.New("damaged: the checksum is wrong")
+	errDamaged  = errors.New("damaged: checksum is wrong")
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
@@ -102,7 +102,7 @@ var (
 // would then also fail each further load of the key, until the value that causes the panic has expired in the Store.
 func recovered(err *error) {
 	if v := recover(); v != nil {
-		*err = panics.New(fmt.Sprintf("the Codec panicked: %v", v), v, debug.Stack())
+		*err = panics.New(fmt.Sprintf("Codec panicked: %v", v), v, debug.Stack())
 	}
 }
 

@@ -28,7 +28,7 @@ func (notFound) Error() string  { return "cacheaside: not found" }
 func (notFound) Answered() bool { return true }
 
 // errRemoteLoadFailed is the error of a caller that waited for a load of another process, which failed.
-var errRemoteLoadFailed = errors.New("the load of another process failed")
+var errRemoteLoadFailed = errors.New("load of another process failed")
 
 // answered marks an error of Load as an answer. It is needed for an error that matches ErrNotFound by its own Is
 // method, because policies do not recognize such an error as an answer.
@@ -96,7 +96,7 @@ func (e *InvalidateError) Error() string {
 	case e.write != nil:
 		before = e.write.Error() + "\n" + before
 	case e.inWrite:
-		before += "the write succeeded, but "
+		before += "write succeeded, but "
 	}
 	return before + keys + " not invalidated in the store: " + e.Err.Error()
 }

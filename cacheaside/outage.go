@@ -32,7 +32,7 @@ const (
 const slowFailure = 10 * time.Millisecond
 
 // errPaused is the error for a call that the Cache does not make, because another call failed less than a pause ago.
-var errPaused = errors.New("the Store failed less than ErrorPause ago")
+var errPaused = errors.New("Store failed less than ErrorPause ago")
 
 // An outage decides which shards are called while some of them fail.
 type outage struct {

@@ -75,7 +75,7 @@ func (l *load[K, V]) lookUp() {
 			case stepFail:
 				f.result.err = fmt.Errorf("%s%v: %w", prefix(l.cfg.Name), f.key, errRemoteLoadFailed)
 				if r.State != Failed {
-					f.result.err = fmt.Errorf("%sthe Store returned the unknown State %q", prefix(l.cfg.Name), r.State)
+					f.result.err = fmt.Errorf("%sStore returned the unknown State %q", prefix(l.cfg.Name), r.State)
 				}
 				finished = append(finished, f)
 			case stepPoll:
@@ -131,7 +131,7 @@ func (l *load[K, V]) query() (at time.Duration) {
 		_ = t.try(l.ctx, shard, false, func(ctx context.Context) error {
 			responses, err := t.store.Acquire(ctx, requests...)
 			if err == nil && len(responses) != len(requests) {
-				err = fmt.Errorf("the Store returned %d responses for %d keys", len(responses), len(requests))
+				err = fmt.Errorf("Store returned %d responses for %d keys", len(responses), len(requests))
 			}
 			if err == nil {
 				for i, f := range asked {
@@ -249,7 +249,7 @@ func (l *load[K, V]) store(flights []storedFlight[K, V]) ([]bool, error) {
 	}
 	unchanged, err := l.c.tier.store.Fill(context.WithoutCancel(l.ctx), entries...)
 	if err == nil && len(unchanged) != len(entries) {
-		err = fmt.Errorf("the Store returned %d results for %d values", len(unchanged), len(entries))
+		err = fmt.Errorf("Store returned %d results for %d values", len(unchanged), len(entries))
 	}
 	return unchanged, err
 }

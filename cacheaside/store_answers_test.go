@@ -60,7 +60,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 	}{
 		"a failure that it waited for": {
 			answers: []cacheaside.Response{{State: busy, Wait: time.Second, WaitToken: "0"}, {State: failed}}, waits: true,
-			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process failed"},
+			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: load of another process failed"},
 		"a failure with a stale value": {
 			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false}, want: 7},
@@ -76,7 +76,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 			refresh: []bool{false, true, false}, want: 7, waits: true},
 		"a state that there is not": {
 			answers: []cacheaside.Response{{State: "odd"}}, refresh: []bool{false},
-			wantErr: `cacheaside: users: the Store returned the unknown State "odd"`},
+			wantErr: `cacheaside: users: Store returned the unknown State "odd"`},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			store := &scripted{Store: newFakeStore().connect(), answers: test.answers}

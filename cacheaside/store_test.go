@@ -286,12 +286,12 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 		"told":                 {0, "", nil, false, ""},
 		"covered by its fence": {time.Second, "Unfence", nil, false, ""},
 		"as long as its fence": {10 * time.Second, "Unfence", nil, true,
-			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+			`cacheaside: write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"longer than its fence": {11 * time.Second, "Unfence", nil, true,
-			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+			`cacheaside: write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"no fence, but invalidated": {0, "Fence", nil, false, ""},
 		"neither": {0, "Fence Unfence", nil, true,
-			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+			`cacheaside: write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"neither, and it failed": {0, "Fence Unfence", boom, true,
 			"constraint violated\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
 		"covered, and it failed":          {0, "Unfence", boom, false, "constraint violated"},
@@ -299,7 +299,7 @@ func TestUnfencedWriteReportsLostInvalidation(t *testing.T) {
 		"longer, invalidated":             {11 * time.Second, "", nil, false, ""},
 		"longer, no fence, invalidated":   {11 * time.Second, "Fence", nil, false, ""},
 		"longer, no fence, not invalidated": {11 * time.Second, "Fence Unfence", nil, true,
-			`cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
+			`cacheaside: write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"fence answered, not stood": {0, "Fence", boom, false, "constraint violated"},
 		"neither, and the answer": {0, "Fence Unfence", forbidden{}, true,
 			"forbidden\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
@@ -385,7 +385,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
 		require.EqualError(t, err,
-			`cacheaside: users: the write succeeded, but ["1"] not invalidated in the store: the store is down`)
+			`cacheaside: users: write succeeded, but ["1"] not invalidated in the store: the store is down`)
 		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
 		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 		require.Equal(t, 1, mustGet(t, c, 1))

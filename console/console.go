@@ -85,7 +85,7 @@ func (c *Console) Close() {
 	c.sampler.ended.Wait()
 }
 
-var errClosed = errors.New("the console is closed")
+var errClosed = errors.New("console is closed")
 
 //go:embed assets
 var assets embed.FS

@@ -511,7 +511,7 @@ func TestErrorExplainsChangedHost(t *testing.T) {
 	w := httptest.NewRecorder()
 	s.page.ServeHTTP(w, r)
 	require.Equal(t, http.StatusForbidden, w.Code)
-	require.Contains(t, w.Body.String(), "the page is from ops.example (Origin), but the request is for upstream (Host)")
+	require.Contains(t, w.Body.String(), "page is from ops.example (Origin), but the request is for upstream (Host)")
 	require.Contains(t, w.Body.String(), "proxy_set_header Host $http_host")
 	r.Host = "ops.example"
 	r.Body = io.NopCloser(strings.NewReader("action=trip&policy=breaker/users"))
@@ -548,11 +548,11 @@ func TestActionsCallAllowAndAudit(t *testing.T) {
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code,
-		"the breaker is disabled")
+		"breaker is disabled")
 	s.circuit.Enable()
 	s.circuit.ForceOpen(errDown)
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "reset", "policy", "breaker/users").Code,
-		"the breaker is forced open")
+		"breaker is forced open")
 	s.circuit.Disable()
 
 	_ = s.shards.Do(t.Context(), "a", working)

@@ -211,7 +211,7 @@ func TestRefusedEditKeepsItsFields(t *testing.T) {
 	}{
 		"invalid JSON": {[]string{"state", "{\n\"Seats\": 2,\n}"}, nil, 400,
 			[]string{"state: is not JSON: line 3: invalid character '}'"}},
-		"wrong type": {[]string{"state", `{"Seats": "two"}`}, nil, 422, []string{"the state does not decode"}},
+		"wrong type": {[]string{"state", `{"Seats": "two"}`}, nil, 422, []string{"state does not decode"}},
 		"no change": {[]string{"state", `{"Seats":2}`, "version", ""}, nil, 422,
 			[]string{"nothing would change: enter another state or a version"}},
 		"no version": {[]string{"version", "two"}, nil, 400,
@@ -319,7 +319,7 @@ func TestStateOfAnotherCodecIsNotOffered(t *testing.T) {
 		_, page := o.send(form)
 		status, page := o.confirm(page, "1")
 		require.Equal(t, http.StatusUnprocessableEntity, status)
-		require.Contains(t, page, "the state does not decode")
+		require.Contains(t, page, "state does not decode")
 	})
 }
 

@@ -120,7 +120,7 @@ func TestActOnManyEndsAtClose(t *testing.T) {
 			page.Close()
 		}
 	})
-	require.Equal(t, "40 done, 0 refused, 60 left: the console is closed", answer.Error)
+	require.Equal(t, "40 done, 0 refused, 60 left: console is closed", answer.Error)
 	require.Equal(t, 60, running)
 }
 
@@ -217,7 +217,7 @@ func TestActOnManyRespondsInTime(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, 12*time.Second, time.Since(started).Truncate(time.Second))
 					require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
-					require.Contains(t, string(body), "12 done, 0 refused, 88 left: the time for this response is over")
+					require.Contains(t, string(body), "12 done, 0 refused, 88 left: time for this response is over")
 					require.Equal(t, 88, runningSagas(t, runner))
 				})
 			})

@@ -198,7 +198,7 @@ func (f *actionForm) Value(name string, edits bool) string {
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", "POST")
-		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("an action must be sent with POST"))
+		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("action must be sent with POST"))
 		return
 	}
 	if err := c.origin.Check(r); err != nil {
@@ -222,7 +222,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if c.cfg.Allow == nil {
-		c.refuse(w, r, op, http.StatusForbidden, result{}, errors.New("the console is read-only"))
+		c.refuse(w, r, op, http.StatusForbidden, result{}, errors.New("console is read-only"))
 		return
 	}
 	if r.PostForm.Get("sure") != "1" && !wantsJSON(r) && c.confirm(w, r, op) {
@@ -257,7 +257,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-var errTime = errors.New("the time for this response is over")
+var errTime = errors.New("time for this response is over")
 
 // timeLimits returns the time limits of an action on many sagas. After lastStart, the action does not start with
 // another saga. At end, the action must end. Otherwise its response would be later than the server's WriteTimeout or
@@ -332,7 +332,7 @@ func explain(r *http.Request, err error) error {
 	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" {
 		return err
 	}
-	return fmt.Errorf("the page is from %s (Origin), but the request is for %s (Host). "+
+	return fmt.Errorf("page is from %s (Origin), but the request is for %s (Host). "+
 		"A proxy must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
@@ -462,7 +462,7 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 // A storeError is an error from the store of a cache or of a Runner. Its text may hold secrets.
 type storeError struct{ error }
 
-const storeFailed = "the store failed: "
+const storeFailed = "store failed: "
 
 func (e storeError) Error() string { return storeFailed + fmt.Sprint(e.error) }
 func (e storeError) Unwrap() error { return e.error }
@@ -525,7 +525,7 @@ func operate(e registry.Entry, op Operation) error {
 	}
 	state := of.Health(context.Background()).State
 	if (op.Action == Trip || op.Action == Reset) && (state == "forced_open" || state == "disabled") {
-		return fmt.Errorf("the breaker is %s: enable it first", inWords(state))
+		return fmt.Errorf("breaker is %s: enable it first", inWords(state))
 	}
 	map[Action]func(){
 		Trip:      func() { b.Trip(reason, op.For) },

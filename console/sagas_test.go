@@ -461,7 +461,7 @@ func TestStoreErrorOfActionIsHidden(t *testing.T) {
 			} {
 				w := s.post(form...)
 				require.Equal(t, http.StatusUnprocessableEntity, w.Code, form)
-				require.Contains(t, w.Body.String(), "the store failed: ", form)
+				require.Contains(t, w.Body.String(), "store failed: ", form)
 				require.Equal(t, shown, strings.Contains(w.Body.String(), "hunter2"), form)
 				require.ErrorIs(t, audit[i], errDown)
 				require.Equal(t, form[1] == "expire", strings.Contains(audit[i].Error(), "expire: "), form)
@@ -469,7 +469,7 @@ func TestStoreErrorOfActionIsHidden(t *testing.T) {
 			w := s.post("action", "abandon", "policy", "saga/worker", "ids", "order-1@0", "ids", "order-2@0", "note", "no more")
 			require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 			body := w.Body.String()
-			require.Contains(t, body, "0 done, 0 refused, 2 left: the store failed: ")
+			require.Contains(t, body, "0 done, 0 refused, 2 left: store failed: ")
 			require.Equal(t, shown, strings.Contains(body, "hunter2"))
 			require.ErrorIs(t, audit[len(audit)-1], errDown)
 			w = s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
@@ -538,8 +538,8 @@ func TestFailedStoreQuery(t *testing.T) {
 		s.reg.MustAdd(kind("meter"))
 		store.down = errDown
 		for path, want := range map[string]string{
-			"/sagas":                       "the store failed: hidden",
-			"/saga?id=order-1":             "the store failed: hidden",
+			"/sagas":                       "store failed: hidden",
+			"/saga?id=order-1":             "store failed: hidden",
 			"/saga?id=order-1&runner=none": "there is no runner none",
 			"/sagas?runner=none":           "there is no runner none",
 			"/sagas?age=x":                 "age: is \"x\": must be a duration such as 10m",
@@ -635,7 +635,7 @@ func TestFieldsOfSagaActions(t *testing.T) {
 		require.Equal(t, `seq: is "x": must be a number of log entries`, do("retry", "stuck-1", "seq", "x"))
 		require.Equal(t, `status: is not a field of retry`, do("retry", "stuck-1", "status", "stuck"))
 		require.Contains(t, do("retry", "nobody"), "not found")
-		require.NotContains(t, do("retry", "nobody"), "the store failed")
+		require.NotContains(t, do("retry", "nobody"), "store failed")
 		refused := do("cancel", "stuck-1", "seq", fmt.Sprint(in.Seq))
 		require.Contains(t, refused, "not allowed")
 		require.Empty(t, do("retry", "stuck-1", "seq", "0", "step", "charge", "status", ""),
@@ -652,7 +652,7 @@ func TestFieldsOfSagaActions(t *testing.T) {
 		d.reg.Remove(d.runner)
 		d.reg.MustAdd(does)
 		require.Contains(t, do("compensate", "order-1"), "not registered")
-		require.NotContains(t, do("compensate", "order-1"), "the store failed")
+		require.NotContains(t, do("compensate", "order-1"), "store failed")
 	})
 }
 

@@ -240,7 +240,7 @@ func (c *watchedContext) Value(key any) any           { return c.use().Value(key
 // storeTimedOut is the health of a policy whose store does not respond.
 var storeTimedOut = policy.Health{
 	Status: policy.Fail, State: "store_down",
-	Err: fmt.Errorf("the store has not responded for %v", queryInterval),
+	Err: fmt.Errorf("store has not responded for %v", queryInterval),
 }
 
 // add adds the metrics of the sample with the number now. It also deletes series without a sample in the last ten

@@ -19,7 +19,7 @@ var (
 	ErrHeld = errors.New("lease: held by another")
 
 	// ErrNoFence is returned by [Term.Fence] if the store is not a [Fencer].
-	ErrNoFence = errors.New("lease: the store cannot fence transactions")
+	ErrNoFence = errors.New("lease: store cannot fence transactions")
 )
 
 // A reason is the reason why a term is over.
@@ -45,7 +45,7 @@ type LostError struct {
 // Error names the lease, the term and the reason.
 func (e *LostError) Error() string {
 	if e.reason == neverBegan {
-		return "lease: the zero Term is over"
+		return "lease: zero Term is over"
 	}
 	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.reason)
 	if e.Err != nil {

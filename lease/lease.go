@@ -74,7 +74,7 @@ type Candidate struct {
 func New(store Store, cfg Config) *Candidate {
 	err := cfg.Validate()
 	if store == nil {
-		err = errors.Join(errors.New("lease: the Store is nil: must be set"), err)
+		err = errors.Join(errors.New("lease: Store is nil: must be set"), err)
 	}
 	if err != nil {
 		panic(err)

@@ -120,7 +120,7 @@ func TestRunReturnsErrorOfFn(t *testing.T) {
 }
 
 func TestNewPanicsOnInvalidArguments(t *testing.T) {
-	require.PanicsWithError(t, "lease: the Store is nil: must be set", func() { lease.New(nil, billing) })
+	require.PanicsWithError(t, "lease: Store is nil: must be set", func() { lease.New(nil, billing) })
 	require.Panics(t, func() { lease.New(lease.NewMemory(), lease.Config{}) })
 }
 
@@ -872,7 +872,7 @@ func TestStatusOfLease(t *testing.T) {
 func TestZeroTermIsOver(t *testing.T) {
 	var term lease.Term
 	require.ErrorIs(t, term.Err(), lease.ErrLost)
-	require.EqualError(t, term.Err(), "lease: the zero Term is over")
+	require.EqualError(t, term.Err(), "lease: zero Term is over")
 	require.Error(t, term.Context().Err())
 	require.ErrorIs(t, context.Cause(term.Context()), lease.ErrLost)
 	require.ErrorIs(t, term.Fence(t.Context(), nil), lease.ErrLost)

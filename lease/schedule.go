@@ -17,7 +17,7 @@ type Schedule interface {
 // runs. Interval panics if d is less than a millisecond.
 func Interval(d time.Duration) Schedule {
 	if d < time.Millisecond {
-		panic(fmt.Sprintf("lease: the interval is %v: must be 1ms or more", d))
+		panic(fmt.Sprintf("lease: interval is %v: must be 1ms or more", d))
 	}
 	return interval(d)
 }
@@ -36,9 +36,9 @@ func (d interval) Next(t time.Time) time.Time {
 func Daily(hour, minute int, location *time.Location) Schedule {
 	switch {
 	case hour < 0 || hour > 23 || minute < 0 || minute > 59:
-		panic(fmt.Sprintf("lease: the time of day is %02d:%02d: must be from 00:00 to 23:59", hour, minute))
+		panic(fmt.Sprintf("lease: time of day is %02d:%02d: must be from 00:00 to 23:59", hour, minute))
 	case location == nil:
-		panic("lease: the location is nil: must be set")
+		panic("lease: location is nil: must be set")
 	}
 	return daily{hour, minute, location}
 }

@@ -133,11 +133,11 @@ func TestIntervalIsAligned(t *testing.T) {
 }
 
 func TestSchedulesThatCannotBe(t *testing.T) {
-	require.PanicsWithValue(t, "lease: the interval is 0s: must be 1ms or more", func() { lease.Interval(0) })
+	require.PanicsWithValue(t, "lease: interval is 0s: must be 1ms or more", func() { lease.Interval(0) })
 	require.Panics(t, func() { lease.Interval(time.Microsecond) })
 	require.Panics(t, func() { lease.Interval(-time.Hour) })
 	require.NotPanics(t, func() { lease.Interval(time.Millisecond) })
-	require.PanicsWithValue(t, "lease: the location is nil: must be set", func() { lease.Daily(2, 0, nil) })
+	require.PanicsWithValue(t, "lease: location is nil: must be set", func() { lease.Daily(2, 0, nil) })
 	for _, clock := range [][2]int{{24, 0}, {-1, 0}, {0, 60}, {0, -1}} {
 		require.Panics(t, func() { lease.Daily(clock[0], clock[1], time.UTC) })
 	}
@@ -181,7 +181,7 @@ func TestDueRun(t *testing.T) {
 	}
 	for _, wrong := range []time.Duration{0, -1, -time.Hour} {
 		_, _, err := lease.DueRun(next(func(t time.Time) time.Time { return t.Add(wrong) }), at(0), at(1))
-		require.ErrorContains(t, err, "the Schedule's Next must return a later instant")
+		require.ErrorContains(t, err, "Schedule's Next must return a later instant")
 	}
 	starts := next(func(t time.Time) time.Time { // at any instant but the first
 		if t.Equal(at(0)) {

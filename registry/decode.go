@@ -62,10 +62,10 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %s has no such field", name, config.Type()))
 			continue
 		case name == "Name":
-			errs = append(errs, fmt.Errorf("%s: a policy cannot change its name", name))
+			errs = append(errs, fmt.Errorf("%s: policy cannot change its name", name))
 			continue
 		case !settable(f):
-			errs = append(errs, fmt.Errorf("%s: a file cannot hold a value of type %s", name, f.Type))
+			errs = append(errs, fmt.Errorf("%s: file cannot hold a value of type %s", name, f.Type))
 			continue
 		}
 		field := config.FieldByIndex(f.Index)

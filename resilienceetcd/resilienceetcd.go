@@ -79,7 +79,7 @@ var _ lease.Store = (*Store)(nil)
 // New returns a Store. New sends no request, and the Store never closes the client. New panics if client is nil.
 func New(client *clientv3.Client, cfg Config) *Store {
 	if client == nil {
-		panic("resilienceetcd: the *clientv3.Client is nil: must be set")
+		panic("resilienceetcd: *clientv3.Client is nil: must be set")
 	}
 	if cfg.Prefix == "" {
 		cfg.Prefix = "lease/"
@@ -165,7 +165,7 @@ func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) 
 				at.LastRun, err = strconv.ParseInt(string(kv.Value), 10, 64)
 			}
 			if err != nil {
-				return at, fmt.Errorf("the value of %s: %w", kv.Key, err)
+				return at, fmt.Errorf("value of %s: %w", kv.Key, err)
 			}
 		}
 	}

@@ -145,7 +145,7 @@ func TestErrorsNameMethod(t *testing.T) {
 	_, err = client.Put(t.Context(), t.Name()+"/term/a", "no JSON")
 	require.NoError(t, err)
 	_, err = store.Load(t.Context(), "a")
-	require.ErrorContains(t, err, "resilienceetcd: load: the value of TestErrorsNameMethod/term/a: ")
+	require.ErrorContains(t, err, "resilienceetcd: load: value of TestErrorsNameMethod/term/a: ")
 }
 
 func TestValidateReportsRoundedTTL(t *testing.T) {

@@ -302,7 +302,7 @@ func TestBodyIsRewoundAfterTheLastRead(t *testing.T) {
 					return response(503, http.NoBody), nil
 				}
 				_, err := first.Read(make([]byte, 1))
-				require.EqualError(t, err, "resiliencehttp: the request's body is closed")
+				require.EqualError(t, err, "resiliencehttp: request's body is closed")
 				body, err := io.ReadAll(r.Body)
 				require.NoError(t, err)
 				got = append(got, string(body))
@@ -360,7 +360,7 @@ func TestBaseMayRewindTheBodyItself(t *testing.T) {
 				require.NoError(t, body.Close())
 				require.NoError(t, body.Close())
 				_, err = body.Read(make([]byte, 1))
-				require.EqualError(t, err, "resiliencehttp: the request's body is closed")
+				require.EqualError(t, err, "resiliencehttp: request's body is closed")
 			}
 			return response(503, http.NoBody), nil
 		})}

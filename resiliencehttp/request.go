@@ -234,7 +234,7 @@ type sentBody struct {
 }
 
 var (
-	errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
+	errBodyClosed = errors.New("resiliencehttp: request's body is closed")
 	errBodyGone   = errors.New("no GetBody, and no copy of the part that was sent")
 )
 

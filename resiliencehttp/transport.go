@@ -330,8 +330,8 @@ func (t *Transport) base() http.RoundTripper {
 var firstTransport = http.DefaultTransport
 
 var (
-	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
+	errNoResponse = errors.New("resiliencehttp: Middleware returned neither an error nor a response")
 	errNothing    = errors.New("resiliencehttp: Base returned neither an error nor a response")
 	errCrashed    = errors.New("resiliencehttp: attempt panicked, and the request must not be repeated")
-	errNoCall     = errors.New("resiliencehttp: the Middleware lost the request's ctx")
+	errNoCall     = errors.New("resiliencehttp: Middleware lost the request's ctx")
 )

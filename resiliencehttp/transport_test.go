@@ -586,10 +586,10 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 		mw   resilience.Middleware
 		want string
 	}{
-		"Swallows": {swallow, "resiliencehttp: the Middleware returned neither an error nor a response"},
+		"Swallows": {swallow, "resiliencehttp: Middleware returned neither an error nor a response"},
 		"NeverCalls": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } },
-			"resiliencehttp: the Middleware returned neither an error nor a response"},
-		"LosesCtx": {forget, "resiliencehttp: the Middleware lost the request's ctx"},
+			"resiliencehttp: Middleware returned neither an error nor a response"},
+		"LosesCtx": {forget, "resiliencehttp: Middleware lost the request's ctx"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transport := &resiliencehttp.Transport{Base: failing, Middleware: c.mw}

@@ -127,7 +127,7 @@ var _ lease.Store = (*Store)(nil)
 // New returns a Store. New sends no request. New panics if leases is nil.
 func New(leases client.LeaseInterface) *Store {
 	if leases == nil {
-		panic("resiliencek8s: the LeaseInterface is nil: must be set")
+		panic("resiliencek8s: LeaseInterface is nil: must be set")
 	}
 	return &Store{leases: leases, known: make(map[string]version)}
 }
@@ -163,7 +163,7 @@ func parse(name string, object *coordination.Lease) (v version, err error) {
 	number := func(key string) (n int64) {
 		if a[key] != "" && err == nil {
 			if n, err = strconv.ParseInt(a[key], 10, 64); err != nil {
-				err = fmt.Errorf("the annotation %s of lease/%s: %w", key, object.Name, err)
+				err = fmt.Errorf("annotation %s of lease/%s: %w", key, object.Name, err)
 			}
 		}
 		return n

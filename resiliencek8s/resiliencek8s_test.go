@@ -236,7 +236,7 @@ func TestErrorsNameMethod(t *testing.T) {
 	_, err = leases(t, link).Update(t.Context(), o, meta.UpdateOptions{})
 	require.NoError(t, err)
 	_, err = store.Load(t.Context(), "a")
-	require.ErrorContains(t, err, "resiliencek8s: load: the annotation resiliencek8s/run of lease/a: ")
+	require.ErrorContains(t, err, "resiliencek8s: load: annotation resiliencek8s/run of lease/a: ")
 	link.set(func(*http.Request, func() *http.Response) (*http.Response, error) {
 		return respond(http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","reason":"Forbidden","code":403}`), nil
 	})

@@ -48,7 +48,7 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	}
 	if len(all) == 0 {
 		return nil, errors.New(
-			"resilienceotel: the registry has no policy with metrics: add the policies before Observe")
+			"resilienceotel: registry has no policy with metrics: add the policies before Observe")
 	}
 	callback, err := m.RegisterCallback(o.collect, all...)
 	if err != nil {

@@ -145,5 +145,5 @@ func (p *probe) outcome(o outcome, more ...attribute.KeyValue) []metric.RecordOp
 // panicked is the error of a call that panicked or called runtime.Goexit.
 type panicked struct{}
 
-func (panicked) Error() string     { return "resilienceotel: the call panicked or ended its goroutine" }
+func (panicked) Error() string     { return "resilienceotel: call panicked or ended its goroutine" }
 func (panicked) ErrorType() string { return "panic" }

@@ -111,7 +111,7 @@ func primary(ctx context.Context, pool *pgxpool.Pool, probe string) (*pgxpool.Co
 			return conn, nil
 		}
 		if err == nil {
-			err = errors.New("the server takes no writes")
+			err = errors.New("resiliencepgx: server takes no writes")
 		}
 		if pooled {
 			_ = conn.Conn().Close(ctx)

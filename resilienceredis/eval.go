@@ -279,7 +279,7 @@ func Subscribe(
 			switch received := received.(type) {
 			case *redis.Subscription:
 				if confirmed { // go-redis has reconnected
-					return fmt.Errorf("resilienceredis: channel %s: the connection was lost", channel)
+					return fmt.Errorf("resilienceredis: channel %s: connection was lost", channel)
 				}
 				confirmed = true
 				subscribed()

@@ -121,7 +121,7 @@ func Hook(client redis.UniversalClient, cfg Config) {
 			node(shard)
 		}
 	default:
-		panic(fmt.Sprintf("resilienceredis: Hook: a %T, must be a Client, a ClusterClient or a Ring", client))
+		panic(fmt.Sprintf("resilienceredis: Hook: client is a %T: must be a Client, a ClusterClient or a Ring", client))
 	}
 }
 
@@ -264,4 +264,4 @@ func cannotServe(err string) bool {
 	return strings.HasPrefix(text, "max number of clients")
 }
 
-var errNoCall = errors.New("resilienceredis: the policies lost the ctx of the command")
+var errNoCall = errors.New("resilienceredis: policies lost the ctx of the command")

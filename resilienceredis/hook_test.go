@@ -268,7 +268,7 @@ func TestPoliciesMustKeepTheContext(t *testing.T) {
 		return func(context.Context) error { return next(context.Background()) }
 	}
 	rdb := always("+v").client(t, lost)
-	want := "resilienceredis: the policies lost the ctx of the command"
+	want := "resilienceredis: policies lost the ctx of the command"
 	require.EqualError(t, rdb.Get(t.Context(), "key").Err(), want)
 	cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		p.Get(t.Context(), "a")
@@ -315,9 +315,8 @@ func TestHookGuardsTheShardsOfARing(t *testing.T) {
 }
 
 func TestHookKnowsItsClients(t *testing.T) {
-	require.PanicsWithValue(t, "resilienceredis: Hook: a <nil>, must be a Client, a ClusterClient or a Ring", func() {
-		resilienceredis.Hook(nil, node(resilience.Chain()))
-	})
+	require.PanicsWithValue(t, "resilienceredis: Hook: client is a <nil>: must be a Client, a ClusterClient or a Ring",
+		func() { resilienceredis.Hook(nil, node(resilience.Chain())) })
 }
 
 func TestHookNeedsNode(t *testing.T) {

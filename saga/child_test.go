@@ -223,8 +223,10 @@ func TestRetryRestartsFailedChildren(t *testing.T) {
 // with the earlier ones.
 func TestRetryWithChangedChildrenStaysStuck(t *testing.T) {
 	for name, again := range map[string]func() ([]parcel, error){
-		"the step has 1 children, and begin returns 2": func() ([]parcel, error) { return make([]parcel, 2), nil },
-		"nothing to send": func() ([]parcel, error) { return nil, saga.Permanent(errors.New("nothing to send")) },
+		"step has 1 children, and begin returns 2": func() ([]parcel, error) { return make([]parcel, 2), nil },
+		"nothing to send": func() ([]parcel, error) {
+			return nil, saga.Permanent(errors.New("nothing to send"))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -266,7 +268,7 @@ func TestBeginChangingStateFails(t *testing.T) {
 		require.NoError(t, err)
 		_, err = saga.Register(r, sg).Result(t.Context(), "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorContains(t, err, "the state does not encode")
+		require.ErrorContains(t, err, "state does not encode")
 		requireStatus(t, r, "order-1/parcel/0", saga.Compensated)
 	})
 }

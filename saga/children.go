@@ -83,7 +83,7 @@ func (h *hold) attend(t *attempt) error {
 		return err
 	}
 	if errors.Is(err, ErrNotFound) {
-		return Permanent(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
+		return Permanent(fmt.Errorf("saga: child of %q was deleted: %w", h.rec.ID, err))
 	}
 	switch t.ctx.Err() {
 	case nil:
@@ -112,7 +112,7 @@ func (f *family) start(again bool) error {
 	case err != nil:
 		return err
 	case again && len(states) != len(started):
-		return Permanent(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(started), len(states)))
+		return Permanent(fmt.Errorf("saga: step has %d children, and begin returns %d", len(started), len(states)))
 	case len(states) == 0:
 		return f.child.end(f.s, nil)
 	}

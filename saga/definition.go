@@ -295,14 +295,14 @@ func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([
 	encode = func(s any) ([]byte, error) {
 		data, err := write(s.(*S))
 		if err != nil {
-			return nil, fmt.Errorf("saga: %s: the state does not encode: %w", sg.Name, err)
+			return nil, fmt.Errorf("saga: %s: state does not encode: %w", sg.Name, err)
 		}
 		return append([]byte{}, data...), nil
 	}
 	decode = func(data []byte) (any, error) {
 		s := new(S)
 		if err := read(bytes.Clone(data), s); err != nil {
-			return nil, fmt.Errorf("saga: %s: the state does not decode: %w", sg.Name, err)
+			return nil, fmt.Errorf("saga: %s: state does not decode: %w", sg.Name, err)
 		}
 		return s, nil
 	}
@@ -325,7 +325,7 @@ func (p *program) encodeNew(s any) ([]byte, error) {
 	if err != nil || !p.isJSON || bytes.Equal(data, again) || reflect.DeepEqual(s, back) {
 		return data, err
 	}
-	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
+	return nil, fmt.Errorf("saga: %s: state does not come back as it was: %.200q and then %.200q", p.name, data, again)
 }
 
 // encodeFrom encodes the state s, which was decoded from the bytes in was. Another build of the program may have
@@ -402,7 +402,7 @@ func (p *program) tenantOf(data []byte) (string, error) {
 	}
 	tenant := p.tenant(s)
 	if tenant != "" && !validName(tenant) {
-		return "", fmt.Errorf("saga: %s: the tenant is %s: must be up to %d bytes of UTF-8 without NUL",
+		return "", fmt.Errorf("saga: %s: tenant is %s: must be up to %d bytes of UTF-8 without NUL",
 			p.name, quoted(tenant, maxName), maxName)
 	}
 	return tenant, nil

@@ -114,13 +114,13 @@ func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, er
 // snapshot does not match the definition.
 func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 	if was.m == nil {
-		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
+		return Decision{}, errors.New("saga: Snapshot is empty: must be one of Begin or Decide")
 	}
 	m := was.m.clone()
 	in.ended, in.runner = nil, runnerInput{}
 	if op := in.Operation; op != nil && op.Version == d.p.version && op.Version != 0 && m.Saga == d.p.name {
 		if len(in.Answers) > 0 || len(in.Signals) > 0 {
-			return Decision{}, errors.New("saga: the Input has Answers or Signals beside an Operation with a Version")
+			return Decision{}, errors.New("saga: Input has Answers or Signals beside an Operation with a Version")
 		}
 		if err := m.operateAs(d.p, op); err != nil {
 			return Decision{Snapshot: was, Status: was.m.Status, NotAllowed: err.Error()}, nil
@@ -129,7 +129,7 @@ func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
 		return m.decide(&in), nil
 	}
 	if m.Saga != d.p.name || m.Version != d.p.version {
-		return Decision{}, fmt.Errorf("saga: the Snapshot is one of %s version %d, not of %s version %d",
+		return Decision{}, fmt.Errorf("saga: Snapshot is one of %s version %d, not of %s version %d",
 			m.Saga, m.Version, d.p.name, d.p.version)
 	}
 	if m.p != d.p {
@@ -284,7 +284,7 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	if j.V > snapshotVersion {
-		return fmt.Errorf("saga: a Snapshot of version %d: this version of the package reads up to %d", j.V, snapshotVersion)
+		return fmt.Errorf("saga: Snapshot has version %d: this version of the package reads up to %d", j.V, snapshotVersion)
 	}
 	in, err := decode(&store.Record{
 		ID: j.ID, Saga: j.Saga, Version: j.Version, Status: j.Status, State: j.State, Progress: j.Progress, Seq: j.Seq,
@@ -621,7 +621,7 @@ func (m *machine) operate(op *Operation, target *program) (err error) {
 		return nil
 	}
 	if m.busy() > 0 {
-		return errors.New("an attempt is in progress")
+		return errors.New("attempt is in progress")
 	}
 	switch op.Action {
 	case ActionRetry:

@@ -259,9 +259,9 @@ func effectOf(err error) effect {
 
 // errTxEnded is the error of a DoTx or UndoTx that committed or rolled back its transaction. The step may have taken
 // effect although the log has no entry for it.
-var errTxEnded = errors.New("saga: the step has ended its transaction itself")
+var errTxEnded = errors.New("saga: step has ended its transaction itself")
 
-var errExited = errors.New("saga: a step called runtime.Goexit")
+var errExited = errors.New("saga: step called runtime.Goexit")
 
 // endedItself reports whether a step has committed or rolled back its transaction itself. err is the error of a later
 // operation on the transaction. If ctx is done, the step did not end the transaction: database/sql rolled it back.

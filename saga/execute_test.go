@@ -25,7 +25,7 @@ func TestMaxTakeovers(t *testing.T) {
 		"as often":       {3, 3, `{}`, ""},
 		"once more":      {3, 4, `{}`, "saga: taken over 4 times without a result"},
 		"without bound":  {-1, 1000, `{}`, ""},
-		"and unreadable": {3, 4, `{`, "saga: trip: the state does not decode: unexpected end of JSON input"},
+		"and unreadable": {3, 4, `{`, "saga: trip: state does not decode: unexpected end of JSON input"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ func Register[S any](e Engine, current *Saga[S], older ...*Saga[S]) *Handle[S] {
 	for _, sg := range append([]*Saga[S]{current}, older...) {
 		d, err := Define(sg)
 		if err == nil && sg.Name != current.Name {
-			err = fmt.Errorf("saga: the older definition is one of %q, not of %q", sg.Name, current.Name)
+			err = fmt.Errorf("saga: older definition is one of %q, not of %q", sg.Name, current.Name)
 		}
 		if err == nil {
 			err = d.p.kept()

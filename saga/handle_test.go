@@ -40,7 +40,7 @@ func TestHandleKnowsItsVersions(t *testing.T) {
 		require.ErrorContains(t, err, `"one" is of trip version 1, which the handle of other lacks`)
 		require.ErrorIs(t, saga.Register(r, other).Cancel(t.Context(), "one", ""), saga.ErrNotRegistered)
 		require.ErrorIs(t, trips.Cancel(t.Context(), "none", ""), saga.ErrNotFound)
-		require.PanicsWithError(t, `saga: the older definition is one of "other", not of "trip"`,
+		require.PanicsWithError(t, `saga: older definition is one of "other", not of "trip"`,
 			func() { saga.Register(r, v2, other) })
 		require.PanicsWithError(t, "saga: trip version 1 is registered already",
 			func() { saga.Register(r, sequence(step("x"))) })

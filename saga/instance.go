@@ -137,7 +137,7 @@ func decode(rec *store.Record) (*Instance, error) {
 		err = fmt.Errorf("their version is %d, and this version of the package reads up to %d", was.V, progressVersion)
 	}
 	if err != nil {
-		was, err = stored{}, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
+		was, err = stored{}, fmt.Errorf("saga: record's steps cannot be read: %w", err)
 	}
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.State, Steps: was.Steps,

@@ -92,10 +92,10 @@ func (m *machine) bind(p *program) (err error) {
 	m.p, m.pivot = p, &p.pivotName
 	if !slices.EqualFunc(m.Steps, begins, func(a, b StepState) bool { return a.Name == b.Name }) {
 		m.Steps = begins
-		return fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
+		return fmt.Errorf("saga: steps of %s version %d are not those of the record", p.name, p.version)
 	}
 	if err == nil && pivot != nil && *pivot != p.pivotName {
-		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q",
+		err = fmt.Errorf("saga: pivot of %s version %d is %q, that of the record was %q",
 			p.name, p.version, p.pivotName, *pivot)
 	}
 	return err
@@ -553,7 +553,7 @@ func (m *machine) stickIfOver(g group) {
 	}
 }
 
-var errNothing = errors.New("saga: nothing can go on")
+var errNothing = errors.New("saga: no step can continue")
 
 // stick makes the saga stuck.
 func (m *machine) stick(step string, why error) {
@@ -590,7 +590,7 @@ func (m *machine) turn() {
 		case StepStarted:
 			return
 		case StepFailed:
-			m.stick(m.Steps[p].Name, fmt.Errorf("saga: the pivot may have taken effect and has no Undo: %w", m.errorOf(p)))
+			m.stick(m.Steps[p].Name, fmt.Errorf("saga: pivot may have taken effect and has no Undo: %w", m.errorOf(p)))
 			return
 		}
 	}
@@ -626,7 +626,7 @@ func (m *machine) goBack() {
 			case m.p.steps[i].hasUndo:
 				m.set(i, StepUndoing)
 			default:
-				st.Error = "saga: it has no Undo"
+				st.Error = "saga: step has no Undo"
 				m.set(i, StepUndoFailed)
 				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: EventStepUndoFailed, Error: st.Error})
 			}
@@ -840,7 +840,7 @@ func (m *machine) replace(op *Operation, target *program) error {
 		return err
 	}
 	if m.busy() > 0 {
-		return errors.New("an attempt is in progress")
+		return errors.New("attempt is in progress")
 	}
 	if op.Version != 0 {
 		if target == nil {
@@ -914,9 +914,9 @@ func (m *machine) skip(step, note string) error {
 	i := slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
 	if i < 0 {
 		if step == "" && m.Status == Stuck {
-			return errors.New("the saga is stuck, but not at a step, so the operation must name the step")
+			return errors.New("saga is stuck, but not at a step, so the operation must name the step")
 		} else if step == "" {
-			return errors.New("the saga is not stuck, so the operation must name the step")
+			return errors.New("saga is not stuck, so the operation must name the step")
 		}
 		return errors.New("there is no such step")
 	}

@@ -97,12 +97,12 @@ func TestLoad(t *testing.T) {
 	for steps, want := range map[string]string{
 		`{"steps": [{"n": "a"}, {"n": "b"}]}`:              "",
 		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": ""}`: "",
-		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: the pivot of trip version 0 is "", ` +
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: pivot of trip version 0 is "", ` +
 			`that of the record was "b"`,
-		`{"steps": [{"n": "a"}]}`:                         "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": [{"n": "c"}, {"n": "b"}]}`:             "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`: "saga: the steps of trip version 0 are not those of the record",
-		`{"steps": 1}`: "saga: the record's steps cannot be read: " +
+		`{"steps": [{"n": "a"}]}`:                         "saga: steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "c"}, {"n": "b"}]}`:             "saga: steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`: "saga: steps of trip version 0 are not those of the record",
+		`{"steps": 1}`: "saga: record's steps cannot be read: " +
 			"json: cannot unmarshal number into Go struct field stored.steps of type []saga.StepState",
 	} {
 		p, err := newPlan(&shapes{Name: "trip", Steps: []shape{doable("a"), doable("b")}})

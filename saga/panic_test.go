@@ -207,6 +207,6 @@ func TestSkipOfSagaStuckAtNoStep(t *testing.T) {
 		require.NoError(t, err)
 		err = r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip})
 		require.ErrorIs(t, err, saga.ErrNotAllowed)
-		require.ErrorContains(t, err, "the saga is stuck, but not at a step, so the operation must name the step")
+		require.ErrorContains(t, err, "saga is stuck, but not at a step, so the operation must name the step")
 	})
 }

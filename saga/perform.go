@@ -164,7 +164,7 @@ func (a *Answer) read(err error, st *step, cut bool) (retryAfter time.Duration) 
 }
 
 // errPanicked is the error of a step that did not return under Run.
-var errPanicked = Permanent(errors.New("saga: the step panicked"))
+var errPanicked = Permanent(errors.New("saga: step panicked"))
 
 // isCut reports whether the ctx of an attempt was canceled because the runner stopped or lost the saga.
 func isCut(ctx context.Context) bool {

@@ -27,8 +27,8 @@ func TestOperatorEntersTheState(t *testing.T) {
 		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
 		for want, op := range map[string]saga.Operation{
-			"a State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
-			"the state does not decode": {
+			"State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
+			"state does not decode": {
 				Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`),
 			},
 			"needs the Action retry, skip or compensate, not \"abandon\"": {
@@ -189,7 +189,7 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	op := saga.Operation{Action: saga.ActionRetry, Version: 2, State: []byte(`{"Calls":["by hand"]}`)}
 	refused, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
 	require.NoError(t, err)
-	require.Equal(t, "a State or Version needs a Note with the reason", refused.NotAllowed)
+	require.Equal(t, "State or Version needs a Note with the reason", refused.NotAllowed)
 	require.Equal(t, 1, waits.Instance(refused.Snapshot).Version)
 	op.Note = "no need to wait"
 	_, err = second.Decide(d.Snapshot, saga.Input{Now: now, Operation: &op, Signals: map[string][]byte{"go": nil}})
@@ -208,9 +208,9 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 		Action: saga.ActionSkip, Step: "flight", Note: "x", State: []byte(`{}`),
 	}})
 	require.NoError(t, err)
-	require.Equal(t, "an attempt is in progress", d.NotAllowed)
+	require.Equal(t, "attempt is in progress", d.NotAllowed)
 	_, err = first.Decide(through(moved.Snapshot), saga.Input{Now: now})
-	require.ErrorContains(t, err, "the Snapshot is one of trip version 2, not of trip version 1")
+	require.ErrorContains(t, err, "Snapshot is one of trip version 2, not of trip version 1")
 }
 
 // TestAddedStepRunsBeforeStartedStep: the saga has parallel steps, of which several may start at once.

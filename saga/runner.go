@@ -74,7 +74,7 @@ type Store = store.Store
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
-		err = errors.Join(errors.New("saga.NewRunner needs a Store, not nil"), err)
+		err = errors.Join(errors.New("saga: Store is nil: must be set"), err)
 	}
 	if err != nil {
 		panic(err)
@@ -176,7 +176,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.mu.Lock()
 	if r.base != nil {
 		r.mu.Unlock()
-		return errors.New("saga: the runner is running already")
+		return errors.New("saga: runner is running already")
 	}
 	r.base, r.draining = base, false
 	r.mu.Unlock()
@@ -866,7 +866,7 @@ func (h *hold) write(req store.CommitRequest, last bool) {
 			first, rejections, accepted = time.Now(), 0, 0
 		}
 		if accepted == probes {
-			h.giveUp(fmt.Errorf("saga: the state cannot be recorded: %w", err))
+			h.giveUp(fmt.Errorf("saga: state cannot be recorded: %w", err))
 			return
 		}
 		if !last && rejections > unwritable && time.Since(first) >= h.r.cfg.LeaseTTL {

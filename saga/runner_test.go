@@ -509,11 +509,11 @@ func TestUnencodableStateTurnsSagaBack(t *testing.T) {
 		require.NoError(t, err)
 		s, err := result[float64](t.Context(), r, "sum-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorContains(t, err, "the state does not encode")
+		require.ErrorContains(t, err, "state does not encode")
 		require.Equal(t, 10.0, s)
 
 		_, err = saga.Register(r, sg).Start(t.Context(), "sum-2", math.Inf(1))
-		require.ErrorContains(t, err, "the state does not encode")
+		require.ErrorContains(t, err, "state does not encode")
 		_, err = r.Get(t.Context(), "sum-2")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 	})
@@ -543,7 +543,7 @@ func TestUnreadableRecordIsStuckUnchanged(t *testing.T) {
 			require.Equal(t, req.State, in.State)
 			if name != "state" {
 				_, err = saga.Register(r, sg).Result(t.Context(), "trip-1")
-				require.ErrorContains(t, err, "the record's steps cannot be read")
+				require.ErrorContains(t, err, "record's steps cannot be read")
 				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}),
 					saga.ErrNotRegistered, name)
 			}
@@ -685,8 +685,8 @@ func TestStartValidatesBeforeWriting(t *testing.T) {
 		{ended, sg, "trip-1", "context canceled"},
 		{t.Context(), v2, "trip-1", "saga: definition not registered: trip version 2"},
 		{t.Context(), sequence(), "trip-1", "saga.Saga.Steps is empty"},
-		{t.Context(), sg, "", `saga: the id is "": must be 1 to 200 bytes`},
-		{t.Context(), sg, strings.Repeat("x", 201), "saga: the id is 201 bytes long"},
+		{t.Context(), sg, "", `saga: id is "": must be 1 to 200 bytes`},
+		{t.Context(), sg, strings.Repeat("x", 201), "saga: id is 201 bytes long"},
 		{t.Context(), sg, "a\x00b", "without NUL"},
 		{t.Context(), sg, "\xff", "UTF-8"},
 	} {

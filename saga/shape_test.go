@@ -33,7 +33,7 @@ func TestDoTxEndingItsTransactionIsInDoubt(t *testing.T) {
 				mustStart(t, r, sg)
 				_, err := result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
-				require.ErrorContains(t, err, "the step has ended its transaction itself")
+				require.ErrorContains(t, err, "step has ended its transaction itself")
 				require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did(), "once, and undone")
 			})
 		})

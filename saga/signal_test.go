@@ -157,7 +157,7 @@ func TestSignalErrors(t *testing.T) {
 		ctx := t.Context()
 		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", nil), saga.ErrNotFound)
 		require.ErrorIs(t, r.Signal(ctx, "trip-1", "payed", nil), saga.ErrNotAllowed)
-		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "the name of the signal is")
+		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "name of the signal is")
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
 		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", make([]byte, 64<<10)), saga.ErrNotFound)
 		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "saga: no transactions")

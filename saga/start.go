@@ -226,11 +226,11 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 // signalRequest checks a signal and returns the request for the store.
 func (r *Runner) signalRequest(id, name string, payload []byte) (req store.PostRequest, err error) {
 	if !validName(name) {
-		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
+		return req, fmt.Errorf("saga: name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
 			quoted(name, maxName), maxName)
 	}
 	if len(payload) > maxPayload {
-		return req, fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d",
+		return req, fmt.Errorf("saga: payload of signal %q has %d bytes: must be at most %d",
 			name, len(payload), maxPayload)
 	}
 	return store.PostRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {

@@ -221,17 +221,17 @@ func TestStepsChangeBytesSharedWithCodec(t *testing.T) {
 // TestStartRejectsLossyState: such a state would make the saga stuck at its next claim, or change its meaning.
 func TestStartRejectsLossyState(t *testing.T) {
 	_, err := startWith(t, nil, map[string]any{"amount": int64(1<<53 + 1)})
-	require.ErrorContains(t, err, "saga: trip: the state does not come back as it was: ")
+	require.ErrorContains(t, err, "saga: trip: state does not come back as it was: ")
 	_, err = startWith(t, nil, map[string]any{"amount": int64(1 << 53)})
 	require.NoError(t, err)
 	_, err = startWith(t, nil, oneWay{1})
-	require.ErrorContains(t, err, "saga: trip: the state does not decode: ")
+	require.ErrorContains(t, err, "saga: trip: state does not decode: ")
 	_, err = startWith[oneWay](t, anyCodec[oneWay]{}, oneWay{1})
 	require.NoError(t, err, "a Codec writes as it likes")
 	_, err = startWith(t, nil, restless{1})
 	require.NoError(t, err, "and so does a type, if it reads what it was")
 	_, err = startWith(t, nil, once{1})
-	require.ErrorContains(t, err, "saga: trip: the state does not encode: ")
+	require.ErrorContains(t, err, "saga: trip: state does not encode: ")
 }
 
 func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, error) {

@@ -434,7 +434,7 @@ func TestDoTxWithUnencodableStateIsRolledBack(t *testing.T) {
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorContains(t, err, "the state does not encode")
+		require.ErrorContains(t, err, "state does not encode")
 		require.Empty(t, memory.l.did())
 	})
 }
@@ -624,7 +624,7 @@ func TestStartTx(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-1", trip{}))
 		require.ErrorIs(t, saga.Register(r, other).StartTx(t.Context(), tx, "trip-1", trip{}), saga.ErrExists)
-		require.ErrorContains(t, saga.Register(r, sg).StartTx(t.Context(), tx, "", trip{}), "the id is")
+		require.ErrorContains(t, saga.Register(r, sg).StartTx(t.Context(), tx, "", trip{}), "id is")
 		require.NoError(t, tx.Rollback())
 		require.Error(t, saga.Register(r, sg).StartTx(t.Context(), tx, "trip-2", trip{}), "it has ended")
 	})
@@ -732,7 +732,7 @@ func TestApply(t *testing.T) {
 	})
 	t.Run("without a command", func(t *testing.T) {
 		_, db := newLedger(t)
-		require.ErrorContains(t, saga.Apply(t.Context(), db, nil), "the ctx carries no command")
+		require.ErrorContains(t, saga.Apply(t.Context(), db, nil), "ctx carries no command")
 		for _, id := range []string{"x", "a/do", "a/b/redo"} {
 			require.ErrorContains(t, apply(t, db, id, nil), "is not the id of a command")
 		}

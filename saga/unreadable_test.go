@@ -36,7 +36,7 @@ func (s *stalls) all() []string {
 	return s.list
 }
 
-const otherSteps = "saga: the steps of trip version 1 are not those of the record"
+const otherSteps = "saga: steps of trip version 1 are not those of the record"
 
 // TestUnreadableSagaIsLeftToAnotherBuild that has a step which this one lacks.
 func TestUnreadableSagaIsLeftToAnotherBuild(t *testing.T) {
@@ -93,9 +93,9 @@ func TestUnreadableRecordsAreLeftToOthers(t *testing.T) {
 	const steps = `"steps":[{"n":"flight","s":"started"}]`
 	for name, c := range map[string]struct{ progress, error string }{
 		"a later version":   {`{"v":1,` + steps + `}`, "their version is 1, and this version of the package reads up to 0"},
-		"another type":      {`{"steps":{}}`, "the record's steps cannot be read"},
+		"another type":      {`{"steps":{}}`, "record's steps cannot be read"},
 		"an unknown status": {strings.Replace(`{`+steps+`}`, "started", "paused", 1), `step flight has the status "paused"`},
-		"another pivot":     {`{"pivot":"flight",` + steps + `}`, `the pivot of trip version 1 is ""`},
+		"another pivot":     {`{"pivot":"flight",` + steps + `}`, `pivot of trip version 1 is ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

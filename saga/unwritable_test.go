@@ -42,7 +42,7 @@ func TestUnwritableCommitMakesSagaStuck(t *testing.T) {
 		begun := time.Now()
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
-		require.ErrorContains(t, err, "the state cannot be recorded: value too long")
+		require.ErrorContains(t, err, "state cannot be recorded: value too long")
 		require.Equal(t, []string{"do flight"}, s.Calls, "the last recorded state")
 		require.LessOrEqual(t, time.Since(begun), time.Minute)
 		in := instance(t, r, "trip-1")

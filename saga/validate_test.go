@@ -189,7 +189,7 @@ func TestRunnerConfigErrorNamesField(t *testing.T) {
 		require.PanicsWithError(t, err.Error(), func() { saga.NewRunner(saga.NewMemory(), cfg) })
 	}
 	require.NoError(t, saga.RunnerConfig{LeaseTTL: 10 * time.Millisecond, Concurrency: 10000}.Validate())
-	require.PanicsWithError(t, "saga.NewRunner needs a Store, not nil",
+	require.PanicsWithError(t, "saga: Store is nil: must be set",
 		func() { saga.NewRunner(nil, saga.RunnerConfig{}) })
 }
 

@@ -119,7 +119,7 @@ func (e *engine) Start(ctx context.Context, d *saga.Definition, id string, state
 		return nil, err
 	}
 	if len(state) > maxState {
-		return nil, fmt.Errorf("sagatemporal: start of %q: the state has %d bytes: must be at most %d",
+		return nil, fmt.Errorf("sagatemporal: start of %q: state has %d bytes: must be at most %d",
 			id, len(state), maxState)
 	}
 	snapshot, err := d.Begin(id, state, time.Now())
@@ -300,7 +300,7 @@ func (e *engine) send(ctx context.Context, id, what string, m *message) error {
 // List implements [saga.Engine].
 func (e *engine) List(ctx context.Context, f saga.Filter) (sagas []*saga.Instance, next string, err error) {
 	if !e.hasStatus(ctx) {
-		return nil, "", fmt.Errorf("sagatemporal: list: %w: the namespace has no search attribute %s of type Keyword",
+		return nil, "", fmt.Errorf("sagatemporal: list: %w: namespace has no search attribute %s of type Keyword",
 			errors.ErrUnsupported, statusField)
 	}
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

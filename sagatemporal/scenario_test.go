@@ -217,7 +217,7 @@ func TestStateTooLong(t *testing.T) {
 	flight.Do = func(_ context.Context, s *trip) error { s.Note = strings.Repeat("x", 300<<10); return nil }
 	_, h := start(t, flight)
 	in, _ := end(t, h, saga.Compensated)
-	require.Contains(t, in.Cause, "the state is longer than 262144 bytes")
+	require.Contains(t, in.Cause, "state is longer than 262144 bytes")
 	_, err := h.Start(t.Context(), "trip-2", trip{Note: strings.Repeat("x", 300<<10)})
 	require.ErrorContains(t, err, "must be at most 262144")
 	_, _, err = h.Get(t.Context(), "trip-2")

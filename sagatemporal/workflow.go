@@ -190,9 +190,9 @@ func (l *loop) call(ctx workflow.Context, c call) {
 // reason returns the reason why the activity of an attempt has returned no answer.
 func reason(err error) error {
 	if _, is := errors.AsType[*temporal.TimeoutError](err); is {
-		return errors.New("sagatemporal: the worker died, or did not return from the attempt")
+		return errors.New("sagatemporal: worker died, or did not return from the attempt")
 	}
-	return fmt.Errorf("sagatemporal: the attempt was not made or was canceled: %w", cmp.Or(errors.Unwrap(err), err))
+	return fmt.Errorf("sagatemporal: attempt was not made or was canceled: %w", cmp.Or(errors.Unwrap(err), err))
 }
 
 // wait waits until the saga needs another decision: because of an answer, a message or the time wake.
@@ -271,7 +271,7 @@ func (e *engine) decide(
 		return out, err
 	}
 	if size += len(out.Snapshot) + len(out.Instance); size > maxDecision {
-		return out, fmt.Errorf("sagatemporal: a decision has %d bytes, and the server takes %d", size, maxDecision)
+		return out, fmt.Errorf("sagatemporal: decision has %d bytes, and the server takes %d", size, maxDecision)
 	}
 	return out, nil
 }
@@ -300,7 +300,7 @@ func (e *engine) perform(ctx context.Context, c saga.Call) (saga.Answer, error) 
 	switch {
 	case len(a.State) > maxState:
 		a.Outcome, a.Final, a.State = saga.OutcomeMaybeApplied, true, nil
-		a.Error = fmt.Sprintf("sagatemporal: the state is longer than %d bytes", maxState)
+		a.Error = fmt.Sprintf("sagatemporal: state is longer than %d bytes", maxState)
 	case ctx.Err() != nil && a.Outcome == saga.OutcomeMaybeApplied:
 		// The attempt was canceled, or the worker stops.
 		a.Outcome, a.Final, a.RetryAfter = saga.OutcomeInterrupted, false, lostPause

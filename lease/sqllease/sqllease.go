@@ -96,9 +96,9 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
 	case db == nil:
-		panic("sqllease: the *sql.DB is nil: must be set")
+		panic("sqllease: *sql.DB is nil: must be set")
 	case !ok:
-		panic(fmt.Sprintf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
+		panic(fmt.Sprintf("sqllease: dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
 	case !sqldb.IsPrefix(cfg.Prefix):
 		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first",
 			cfg.Prefix))

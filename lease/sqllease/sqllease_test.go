@@ -80,8 +80,8 @@ func TestNewPanicsOnInvalidArguments(t *testing.T) {
 		t.Helper()
 		require.PanicsWithValue(t, want, func() { sqllease.New(db, dialect, c) })
 	}
-	panics("sqllease: the *sql.DB is nil: must be set", sqllease.Config{}, nil, sqllease.PostgreSQL)
-	panics(`sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`, sqllease.Config{}, db, "Oracle")
+	panics("sqllease: *sql.DB is nil: must be set", sqllease.Config{}, nil, sqllease.PostgreSQL)
+	panics(`sqllease: dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`, sqllease.Config{}, db, "Oracle")
 	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
 		want := fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix)
 		panics(want, sqllease.Config{Prefix: prefix}, db, sqllease.PostgreSQL)

@@ -267,7 +267,7 @@ var (
 	// request that fails with ErrFenced was not written, and will not be written later.
 	ErrFenced = errors.New("saga: fenced: another owner has the saga")
 	// ErrNotMigrated is the error of Check if the store's tables are missing or have another version.
-	ErrNotMigrated = errors.New("saga: the store is not migrated")
+	ErrNotMigrated = errors.New("saga: store is not migrated")
 )
 
 // A Checker is a [Store] that reports whether it is ready for use:

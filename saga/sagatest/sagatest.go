@@ -105,7 +105,7 @@ type refusal struct{}
 func (refusal) Error() string { return "sagatest: refused on purpose" }
 func (refusal) Refused() bool { return true }
 
-var errTrouble = errors.New("sagatest: it fails on purpose")
+var errTrouble = errors.New("sagatest: failed on purpose")
 
 type checker[S any] struct {
 	t        testing.TB

@@ -113,7 +113,7 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 		micros, last, ok := strings.Cut(f.After, " ")
 		at, err = strconv.ParseInt(micros, 10, 64)
 		if id = last; !ok || err != nil {
-			return nil, "", fmt.Errorf("Filter.After is %q: must be the Next of a page", f.After)
+			return nil, "", fmt.Errorf("Filter.After is %q: must be the next of a page", f.After)
 		}
 	}
 	query, index := "", "time"

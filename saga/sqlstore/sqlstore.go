@@ -182,9 +182,9 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
 	case db == nil:
-		panic("sqlstore: New needs a *sql.DB, not nil")
+		panic("sqlstore: *sql.DB is nil: must be set")
 	case !ok:
-		panic(fmt.Sprintf("sqlstore: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
+		panic(fmt.Sprintf("sqlstore: dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
 	case !sqldb.IsPrefix(cfg.Prefix):
 		panic(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first",
 			cfg.Prefix))

@@ -29,9 +29,9 @@ func TestNewPanicsForInvalidArguments(t *testing.T) {
 		require.PanicsWithValue(t, want, func() { sqlstore.New(db, dialect, c) })
 	}
 	db := open(new(script))
-	require.PanicsWithValue(t, "sqlstore: New needs a *sql.DB, not nil",
+	require.PanicsWithValue(t, "sqlstore: *sql.DB is nil: must be set",
 		func() { sqlstore.New(nil, sqlstore.SQLite, sqlstore.Config{}) })
-	panics("sqlstore: the dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite", sqlstore.Config{}, db, "Oracle")
+	panics("sqlstore: dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite", sqlstore.Config{}, db, "Oracle")
 	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
 		panics(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix),
 			sqlstore.Config{Prefix: prefix}, db, sqlstore.SQLite)

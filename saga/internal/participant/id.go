@@ -36,7 +36,7 @@ func Split(id string) (saga, step string, op store.Op, err error) {
 	n := len(parts)
 	if n < 3 || (parts[n-1] != string(store.OpDo) && parts[n-1] != string(store.OpUndo)) {
 		if id == "" {
-			return "", "", "", errors.New("saga: the ctx carries no command")
+			return "", "", "", errors.New("saga: ctx carries no command")
 		}
 		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
 	}
@@ -60,7 +60,7 @@ func CheckID(id string) error {
 		if len(id) > MaxID {
 			said = fmt.Sprintf("%d bytes long", len(id))
 		}
-		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", said, MaxID)
+		return fmt.Errorf("saga: id is %s: must be 1 to %d bytes of UTF-8 without NUL", said, MaxID)
 	}
 	return nil
 }

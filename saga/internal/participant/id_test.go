@@ -32,7 +32,7 @@ func TestLongIDs(t *testing.T) {
 		})
 	}
 	require.NoError(t, participant.CheckID(id))
-	require.ErrorContains(t, participant.CheckID(id+"i"), "the id is 201 bytes long")
+	require.ErrorContains(t, participant.CheckID(id+"i"), "id is 201 bytes long")
 	parent := id[:participant.MaxID-len("/s/0")]
 	require.Equal(t, parent+"/s/0", participant.Child(parent, "s", 0))
 	require.Contains(t, participant.Child(parent+"i", "s", 0), "~")
