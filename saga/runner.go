@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/saga/internal/memory"
 	store "github.com/go-resilience/resilience/saga/sagastore"
@@ -149,8 +148,8 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Run runs sagas until ctx is done, and then returns nil. Run returns an error immediately if ctx is already done,
-// another Run is in progress, or the store was not migrated.
+// Run runs sagas until ctx is done, and then returns nil. Run returns an error immediately if another Run is in
+// progress or the store was not migrated. If ctx is already done, Run returns nil without using the store.
 //
 // When ctx is done, Run waits up to RunnerConfig.Drain for attempts in progress. Then Run releases the runner's sagas,
 // and other runners can claim them. If a saga cannot be released, another runner takes the saga over when the lease has
@@ -158,7 +157,7 @@ func (r *Runner) Wake() {
 // does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return ended.Error(ctx)
+		return nil
 	}
 	if c, ok := r.store.(store.Checker); ok {
 		call, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL/3)
