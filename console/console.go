@@ -66,9 +66,12 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console for the policies of reg, including policies that are added later. reg must not be nil. The
-// Console samples the metrics of the policies until Close.
+// New returns a Console for the policies of reg, including policies that are added later. The Console samples the
+// metrics of the policies until Close. New panics if reg is nil.
 func New(reg *registry.Registry, cfg Config) *Console {
+	if reg == nil {
+		panic("console: *registry.Registry is nil: must be set")
+	}
 	host, _ := os.Hostname()
 	c := &Console{reg: reg, cfg: cfg, origin: http.NewCrossOriginProtection(), process: process{
 		Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"),

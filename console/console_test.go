@@ -90,6 +90,11 @@ func pageOf(t *testing.T, cfg console.Config, policies ...policy.Describer) *sho
 	return newPage(t, reg, cfg)
 }
 
+func TestNewNeedsRegistry(t *testing.T) {
+	require.PanicsWithValue(t, "console: *registry.Registry is nil: must be set",
+		func() { console.New(nil, console.Config{}) })
+}
+
 func allow(*http.Request, console.Operation) error { return nil }
 
 // get returns the response to a GET. If into is not nil, it requests JSON and decodes the JSON into it.
