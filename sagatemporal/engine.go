@@ -151,11 +151,14 @@ func (e *engine) Start(ctx context.Context, d *saga.Definition, id string, state
 // Get implements [saga.Engine].
 func (e *engine) Get(ctx context.Context, id string) (*saga.Instance, error) {
 	in, _, err := e.get(ctx, id)
-	return in, err
+	if err != nil {
+		return nil, failed("get", id, err)
+	}
+	return in, nil
 }
 
-// get returns a saga. If the saga has ended, get reads the result of the workflow from the server, and also returns the
-// names of the signals that the saga had. Otherwise, a worker answers a query.
+// get returns a saga, or an error for failed. If the saga has ended, get reads the result of the workflow from the
+// server, and also returns the names of the signals that the saga had. Otherwise, a worker answers a query.
 func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, error) {
 	var r *client.QueryWorkflowWithOptionsResponse
 	err := again(ctx, func() (err error) {
@@ -166,13 +169,13 @@ func (e *engine) get(ctx context.Context, id string) (*saga.Instance, []string, 
 	})
 	switch {
 	case err != nil:
-		return nil, nil, failed("get", id, ended(ctx, err))
+		return nil, nil, ended(ctx, err)
 	case r.QueryRejected != nil:
 		return e.result(ctx, id)
 	}
 	in := new(saga.Instance)
 	if err := r.QueryResult.Get(in); err != nil {
-		return nil, nil, failed("get", id, err)
+		return nil, nil, err
 	}
 	return in, nil, nil
 }
@@ -189,7 +192,7 @@ func again(ctx context.Context, request func() error) (err error) {
 	return err
 }
 
-// result waits until a saga has ended. It returns the saga and the names of its signals.
+// result waits until a saga has ended. It returns the saga and the names of its signals, or an error for failed.
 func (e *engine) result(ctx context.Context, id string) (*saga.Instance, []string, error) {
 	var r result
 	in := new(saga.Instance)
@@ -198,7 +201,7 @@ func (e *engine) result(ctx context.Context, id string) (*saga.Instance, []strin
 		err = json.Unmarshal(r.Instance, in)
 	}
 	if err != nil {
-		return nil, nil, failed("get", id, ended(ctx, err))
+		return nil, nil, ended(ctx, err)
 	}
 	in.Now = time.Now()
 	return in, r.Signals, nil
@@ -232,6 +235,9 @@ func (e *engine) Wait(ctx context.Context, id string) (*saga.Instance, error) {
 	ends := make(chan end, 1)
 	go func() {
 		in, _, err := e.result(long, id)
+		if err != nil {
+			err = failed("get", id, err)
+		}
 		ends <- end{in, err}
 	}()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {

@@ -224,6 +224,19 @@ func TestStateTooLong(t *testing.T) {
 	require.ErrorIs(t, err, saga.ErrNotFound)
 }
 
+func TestErrorsOfUnknownSaga(t *testing.T) {
+	env := newEnvironment()
+	engine := sagatemporal.New(env, env, "sagas")
+	_, err := engine.Get(t.Context(), "trip-1")
+	require.EqualError(t, err, `sagatemporal: get "trip-1": saga: not found`)
+	_, err = engine.Wait(t.Context(), "trip-1")
+	require.EqualError(t, err, `sagatemporal: get "trip-1": saga: not found`)
+	err = engine.Signal(t.Context(), "trip-1", "paid", nil)
+	require.EqualError(t, err, `sagatemporal: signal "paid" of "trip-1": saga: not found`)
+	err = engine.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry})
+	require.EqualError(t, err, `sagatemporal: retry of "trip-1": saga: not found`)
+}
+
 func TestRefusedDefinitions(t *testing.T) {
 	engine := sagatemporal.New(newEnvironment(), nil, "sagas")
 	tx := func(context.Context, *sql.Tx, *trip) error { return nil }
