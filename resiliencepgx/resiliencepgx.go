@@ -180,7 +180,12 @@ const silence = 10 * time.Second
 // The function takes a connection out of pool and uses it exclusively, so the connection does not count toward the
 // pool's limit. If no notification arrives for 10 seconds, the function pings the server. If the server does not answer
 // within another 10 seconds, the connection counts as lost.
+//
+// Listen panics if pool is nil.
 func Listen(pool *pgxpool.Pool) func(ctx context.Context, channel string, notify func()) error {
+	if pool == nil {
+		panic("resiliencepgx: Listen needs a *pgxpool.Pool, not nil")
+	}
 	return func(ctx context.Context, channel string, notify func()) error {
 		pooled, err := pool.Acquire(ctx)
 		if err != nil {

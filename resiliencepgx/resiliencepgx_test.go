@@ -26,6 +26,12 @@ func nobody(t testing.TB) *pgxpool.Pool {
 	return pool
 }
 
+// Without a pool, the function would panic on a goroutine of the Runner and end the program.
+func TestListenNeedsPool(t *testing.T) {
+	require.PanicsWithValue(t, "resiliencepgx: Listen needs a *pgxpool.Pool, not nil",
+		func() { resiliencepgx.Listen(nil) })
+}
+
 func TestAServerThatIsAwayOpensTheBreaker(t *testing.T) {
 	pool, circuit := nobody(t), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	_, err := resiliencepgx.Acquire(t.Context(), pool, circuit.Wrap)

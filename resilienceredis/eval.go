@@ -36,7 +36,12 @@ import (
 //
 // If client sends a value that is too large, Redis closes the connection. The function makes client drop the closed
 // connection. Otherwise the next command of client would fail.
+//
+// Eval panics if client is nil.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	if client == nil {
+		panic("resilienceredis: Eval needs a client, not nil")
+	}
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 		run := func() (any, error) {
@@ -247,9 +252,14 @@ const idleTimeout = 10 * time.Second
 // The connection counts as lost if the server sends nothing for 10 seconds and does not answer a PING within another
 // 10 seconds. If the function fails without a reply from Redis, it makes a ClusterClient reload the state of its
 // cluster.
+//
+// Subscribe panics if client is nil.
 func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
+	if client == nil {
+		panic("resilienceredis: Subscribe needs a client, not nil")
+	}
 	return func(ctx context.Context, channel string, subscribed func(), message func(payload string)) (failure error) {
 		ctx = &call{Context: ctx} // commands within a call run without policies
 		defer func() {

@@ -329,6 +329,13 @@ func TestHookNeedsNode(t *testing.T) {
 	}
 }
 
+// Without a client, the functions would panic on a goroutine of their caller and end the program.
+func TestFunctionsNeedClient(t *testing.T) {
+	require.PanicsWithValue(t, "resilienceredis: Eval needs a client, not nil", func() { resilienceredis.Eval(nil) })
+	require.PanicsWithValue(t, "resilienceredis: Subscribe needs a client, not nil",
+		func() { resilienceredis.Subscribe(nil) })
+}
+
 func node(m resilience.Middleware) resilienceredis.Config {
 	return resilienceredis.Config{Node: func(string) resilience.Middleware { return m }}
 }
