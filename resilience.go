@@ -58,7 +58,8 @@
 //   - If a field is zero, the default from the field's documentation applies. A field without a default is
 //     documented as required.
 //   - A negative value is an error, except for the constants Unlimited (no limit) and None (nothing at all).
-//     Each package defines only the constants that its fields accept.
+//     Each package defines only the constants that its fields accept. Structs that no New checks, such as
+//     resiliencehttp.Transport and resiliencegrpc.Client, document what a negative value means.
 //   - New panics if its Config is invalid. If a Config comes from outside the program, call Validate first.
 //   - A policy's Update method takes a function that modifies the current configuration. Defaults are already
 //     filled in when the function is called, so c.Queue += 10 works. If a field was never set and the function

@@ -71,7 +71,8 @@
 // # Stability
 //
 // These parts of the package are unstable until version 1.0.0, and a minor version may change them: child sagas
-// ([Child]), the actions of operators ([Operation]), and the types that only engines use ([Engine]).
+// ([Child]), the actions of operators ([Operation]), and the types that only engines use ([Engine]). Package sagastore,
+// which defines the interface of a [Store], is also unstable.
 package saga
 
 import (

@@ -22,6 +22,11 @@
 //
 // Runners communicate only through the store.
 //
+// A request to turn back is a flag of [PostRequest] and [Record], not a message, because the owner then learns of the
+// request from each Commit and Heartbeat without reading messages. A store has the method Children besides List,
+// because a parent can have thousands of children: Children reads only three columns of each child, and one index entry
+// to find out whether any child has not ended.
+//
 // # Use by a Runner
 //
 // A saga.Runner calls the methods of a store in this order:
