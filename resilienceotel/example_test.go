@@ -19,7 +19,7 @@ import (
 )
 
 // A retried call has a span, and so has each of its attempts.
-func Example() {
+func ExampleNew() {
 	spans := tracetest.NewInMemoryExporter()
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
 
