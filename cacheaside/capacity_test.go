@@ -44,10 +44,13 @@ func TestRaisedCapacitySeparatesEntries(t *testing.T) {
 		for i := range 50 {
 			heard("another " + strconv.Itoa(i))
 		}
+		heard("3")
 		require.Greater(t, count(), 970)                   // the new buckets take over the times of changes
 		for _, capacity := range []int{200_000, 100_000} { // a smaller Capacity does not change the number of buckets
 			require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Capacity = capacity }))
 		}
+		_, ok := c.Peek(3)
+		require.False(t, ok, "it was invalidated before the Update")
 		time.Sleep(time.Second)
 		load(1000, 4000)
 		before := count()
@@ -74,8 +77,13 @@ func TestCapacityBoundsWeights(t *testing.T) {
 			shared := store()
 			open := func() *cacheaside.Cache[int, string] {
 				return cacheaside.New(cacheaside.Config[int, string]{
-					Capacity: 1000, Store: shared,
-					Weight: func(_ int, value string) int { return len(value) },
+					Capacity: 1000, Store: shared, NotFoundTTL: time.Hour,
+					Weight: func(key int, value string) int {
+						if key < 0 {
+							return 1001
+						}
+						return len(value)
+					},
 					Load: func(_ context.Context, key int) (string, error) {
 						if key < 0 {
 							return "", cacheaside.ErrNotFound
@@ -87,6 +95,11 @@ func TestCapacityBoundsWeights(t *testing.T) {
 			for range 2 { // the second one has its values from the Store
 				c := open()
 				synctest.Wait()
+				for range 3 {
+					_, err := c.Get(t.Context(), -1)
+					require.ErrorIs(t, err, cacheaside.ErrNotFound)
+				}
+				require.EqualValues(t, 2, c.Stats().Hits, "absence has weight 1")
 				for range 3 {
 					for key := 91; key < 110; key++ {
 						mustGet(t, c, key)

@@ -369,7 +369,8 @@ func TestCacheDescribesItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Name: "users", Load: newSource().load, Store: conn, TTL: time.Minute, Clone: func(v int) int { return v },
+			Name: "users", Store: conn, TTL: time.Minute, Clone: func(v int) int { return v },
+			Load: func(_ context.Context, key int) (int, error) { time.Sleep(time.Second); return key, nil },
 		})
 		synctest.Wait()
 		d := c.Describe()
@@ -386,7 +387,8 @@ func TestCacheDescribesItself(t *testing.T) {
 		mustGet(t, c, 1)
 		mu.Lock()
 		require.Equal(t, []policy.Event{
-			{Kind: "cache", Name: "users", Key: "1", What: "loaded", Level: slog.LevelDebug},
+			{Kind: "cache", Name: "users", Key: "1", What: "loaded", Level: slog.LevelDebug,
+				Attrs: []slog.Attr{slog.Duration("took", time.Second)}},
 		}, events)
 		mu.Unlock()
 		metrics := map[string]float64{}
@@ -409,6 +411,7 @@ func TestCacheDescribesItself(t *testing.T) {
 		require.GreaterOrEqual(t, at, 0)
 		require.Equal(t, slog.LevelWarn, events[at].Level)
 		require.Error(t, events[at].Err)
+		require.Empty(t, events[at].Attrs)
 		mu.Unlock()
 		conn.recover()
 		require.NoError(t, c.Close())

@@ -313,6 +313,24 @@ func TestGetManyReportsEachFailureOnce(t *testing.T) {
 	})
 }
 
+// Loads of another process have failed one by one, so GetMany reports the failure of each.
+func TestGetManyReportsFailuresElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), new(many)
+		other := shared.connect()
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, Store: shared.connect()})
+		for _, key := range []string{"1", "2"} {
+			request := cacheaside.Request{Key: key, Token: "other"}
+			_, err := other.Acquire(t.Context(), request)
+			require.NoError(t, err)
+			time.AfterFunc(time.Second, func() { _ = other.Release(t.Context(), request, true) })
+		}
+		_, err := c.GetMany(t.Context(), []int{1, 2})
+		require.EqualError(t, err, "cacheaside: 1: cacheaside: 1: the load of another process failed\n"+
+			"cacheaside: 2: cacheaside: 2: the load of another process failed")
+	})
+}
+
 // An error that ends a whole batch is reported once, even if LoadMany did not return it.
 func TestGetManyReportsEndOfBatchOnce(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -889,6 +907,34 @@ func TestBatchContinuesForKeysWithCallers(t *testing.T) {
 		go func() { _, _ = c.GetMany(ctx, []int{1, 2}) }()
 		synctest.Wait()
 		require.Equal(t, 20, mustGet(t, c, 2))
+	})
+}
+
+// The caller of a GetMany cancels while the Store is queried. Another process loads keys 21 and 31, so these keys
+// continue apart from key 11: key 21 because it has another caller, and key 31 only until the next query.
+func TestPollContinuesForKeysWithCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		conn := newFakeStore().connect()
+		for _, key := range []string{"21", "31"} {
+			_, err := conn.Acquire(t.Context(), cacheaside.Request{Key: key, Token: "other"})
+			require.NoError(t, err)
+		}
+		store := &scripted{Store: unwatched{slowly{Store: conn, takes: 200 * time.Millisecond}}}
+		c := newCache(t, cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, Store: store})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		go func() { _, _ = c.GetMany(ctx, []int{11, 21, 31}) }()
+		synctest.Wait()
+		require.Equal(t, 210, mustGet(t, c, 21))
+		require.Equal(t, [][]int{{21}}, src.asked)
+		asked := map[string]int{}
+		for _, request := range store.asks {
+			asked[request.Key]++
+		}
+		require.Equal(t, 1, asked["11"])
+		require.Equal(t, 2, asked["31"])
+		require.Greater(t, asked["21"], 5)
 	})
 }
 

@@ -165,6 +165,60 @@ func TestFailedLoadServesNewerValue(t *testing.T) {
 	}
 }
 
+// If a load fails, a stale value of the Store is served instead of an older one in memory.
+func TestFailedLoadServesNewerStoreValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, loads := newFakeStore(), 0
+		open := func() *cacheaside.Cache[int, int] {
+			return newCache(t, cacheaside.Config[int, int]{
+				TTL: time.Minute, StaleIfError: time.Hour, Store: shared.connect(),
+				Load: func(context.Context, int) (int, error) {
+					if loads++; loads > 2 {
+						return 0, errLoad
+					}
+					return loads, nil
+				},
+			})
+		}
+		c, other := open(), open()
+		synctest.Wait()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 2, mustGet(t, other, 1))
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 2, mustGet(t, c, 1))
+		require.Equal(t, 3, loads)
+	})
+}
+
+// A call that gets a stale value from memory does not join the load of a Get with SkipMemory. The load is canceled when
+// that Get's caller cancels.
+func TestStaleCallerDoesNotKeepLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads := 0
+		c := newCache(t, cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour,
+			Load: func(ctx context.Context, key int) (int, error) {
+				if loads++; loads > 1 {
+					<-ctx.Done()
+				}
+				return key, ctx.Err()
+			},
+		})
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		go func() { _, _, _ = c.GetWith(ctx, 1, cacheaside.GetOptions{SkipMemory: true}) }()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		require.EqualValues(t, 1, c.Stats().Stale)
+		time.Sleep(2 * time.Second)
+		require.EqualValues(t, 1, c.Stats().Canceled)
+		require.Equal(t, 2, loads)
+	})
+}
+
 func invalidate1(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) }
 func invalidateAll(c *cacheaside.Cache[int, int]) error {
 	return c.InvalidateAll(context.Background())

@@ -101,33 +101,36 @@ func TestInvalidatedFlightOffersNoStaleValue(t *testing.T) {
 
 // A stale value that the Store returns late is not served. The new value that is in memory by then is not stale.
 func TestLateStaleValueIsNotServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		store := late{newFakeStore().connect(), make(chan struct{}), new(atomic.Bool)}
-		c := newCache(t, cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Store: store,
-			Load: func(ctx context.Context, key int) (int, error) {
-				time.Sleep(time.Second)
-				return src.load(ctx, key)
-			},
+	for name, skip := range map[string]bool{"Get": false, "with SkipMemory": true} {
+		bubble(t, name, func(t *testing.T) {
+			shared, src := newFakeStore(), newSource()
+			store := late{shared.connect(), make(chan struct{}), new(atomic.Bool)}
+			cfg := cacheaside.Config[int, int]{
+				TTL: time.Minute, StaleWhileRevalidate: time.Hour, Store: shared.connect(),
+				Load: func(ctx context.Context, key int) (int, error) {
+					time.Sleep(time.Second)
+					return src.load(ctx, key)
+				},
+			}
+			mustGet(t, newCache(t, cfg), 1)
+			cfg.Store = store
+			c := newCache(t, cfg)
+			time.Sleep(2 * time.Minute)
+			store.on.Store(true)
+			go func() {
+				_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip})
+				require.NoError(t, err)
+			}()
+			synctest.Wait()
+			store.on.Store(false)
+			require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+			require.Equal(t, 1, mustGet(t, c, 1))
+			close(store.hold)
+			time.Sleep(time.Minute / 2)
+			require.Zero(t, c.Stats().Stale)
+			require.EqualValues(t, 3, src.loaded(1))
 		})
-		synctest.Wait()
-		mustGet(t, c, 1)
-		time.Sleep(2 * time.Minute)
-		store.on.Store(true)
-		go func() {
-			_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
-			require.NoError(t, err)
-		}()
-		synctest.Wait()
-		store.on.Store(false)
-		require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
-		require.Equal(t, 1, mustGet(t, c, 1))
-		close(store.hold)
-		time.Sleep(time.Minute / 2)
-		require.Zero(t, c.Stats().Stale)
-		require.EqualValues(t, 3, src.loaded(1))
-	})
+	}
 }
 
 // If a key changes while its invalidation is being retried, the invalidation remains pending.
@@ -194,6 +197,34 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 			require.Equal(t, int64(1), mustGet(t, c, 1), "the pause")
 			require.NoError(t, c.Expire(t.Context(), 1))
 			require.Equal(t, int64(3), mustGet(t, c, 1))
+		})
+	}
+}
+
+// After Expire, a process has the stale value in its memory, and serves it even if the Store does not respond.
+func TestExpireLeavesStaleValueInMemory(t *testing.T) {
+	for _, tier := range []string{"memory", "both"} {
+		bubble(t, tier, func(t *testing.T) {
+			conn, loads := newFakeStore().connect(), 0
+			cfg := cacheaside.Config[int, int]{
+				StaleIfError: time.Hour,
+				Load: func(context.Context, int) (int, error) {
+					if loads++; loads > 1 {
+						return 0, errLoad
+					}
+					return 1, nil
+				},
+			}
+			if tier == "both" {
+				cfg.Store = conn
+			}
+			c := newCache(t, cfg)
+			synctest.Wait()
+			mustGet(t, c, 1)
+			require.NoError(t, c.Expire(t.Context(), 1))
+			conn.breakShard("1", true)
+			require.Equal(t, 1, mustGet(t, c, 1))
+			require.Equal(t, 2, loads)
 		})
 	}
 }

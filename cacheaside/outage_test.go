@@ -96,7 +96,9 @@ func TestOutageTransitions(t *testing.T) {
 		"slow failure":    {one(slow), 1, shardDown, outageHang + outagePause},
 		"its neighbor":    {one(slow), 2, shardSuspect, 0},
 		"fast failure":    {one(func(o *outage) { o.fail(1, at, at, outagePause) }), 2, shardUp, 0},
+		"just hung":       {one(func(o *outage) { o.fail(1, at, at+slowFailure, outagePause) }), 2, shardSuspect, 0},
 		"answered before": {one(func(o *outage) { o.succeed(2, at+1); slow(o) }), 2, shardSuspect, 0},
+		"answered midway": {one(func(o *outage) { o.succeed(2, at+outageHang/2); slow(o) }), 2, shardSuspect, 0},
 		"answered since":  {one(func(o *outage) { o.succeed(2, at+outageHang-1); slow(o) }), 2, shardUp, 0},
 		"suspect fails": {
 			one(func(o *outage) {

@@ -138,6 +138,29 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
+// A stale value is served after a failed load even if memory has evicted it during the load.
+func TestEvictedStaleValueServedOnFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *cacheaside.Cache[int, int]
+		loads := 0
+		c = newCache(t, cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleIfError: time.Hour, Capacity: 10, Weight: func(int, int) int { return 10 },
+			Load: func(context.Context, int) (int, error) {
+				if loads++; loads == 1 {
+					return 1, nil
+				}
+				require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Capacity = 5 }))
+				require.Zero(t, c.Stats().Entries)
+				return 0, errLoad
+			},
+		})
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Equal(t, 2, loads)
+	})
+}
+
 // Callers of a load that Close cancels get ErrClosed, and no stale value.
 func TestCloseServesNoStaleValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

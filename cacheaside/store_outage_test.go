@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,26 @@ func TestDownShardDoesNotAffectOthers(t *testing.T) {
 	})
 }
 
+// Calls may look for pending invalidations while an InvalidateAll fails. The race detector checks this test.
+func TestInvalidateAllFailsDuringGets(t *testing.T) {
+	store := flaky{newFakeStore().connect(), func(call string) bool { return call == "InvalidateAll" }}
+	c := newCache(t, config{Load: identity, Store: unwatched{store}})
+	var all sync.WaitGroup
+	for key := range 4 {
+		all.Go(func() {
+			for range 100 {
+				if key == 0 {
+					_ = c.InvalidateAll(t.Context())
+				}
+				if v, err := c.Get(t.Context(), key); err != nil || v != key {
+					t.Errorf("%d, %v", v, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 // A shard that stays down is one outage. The invalidations of the other shards are retried once, and the other shards
 // are used.
 func TestDownShardIsOneOutage(t *testing.T) {
@@ -167,6 +188,22 @@ func TestDownShardIsOneOutage(t *testing.T) {
 		require.Equal(t, 1, shared.called("Invalidate"))
 		require.Equal(t, 1, src.loaded(1))
 		require.Equal(t, 600+60, shared.called("Acquire"), "the shard that is down is called once a second, for all callers")
+	})
+}
+
+// If the Store fails while a call waits for the load of another process, the call loads the key itself.
+func TestWaitingCallLoadsIfStoreFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		shared.lease = time.Hour
+		conn := shared.connect()
+		c := newCache(t, config{Load: identity, Store: unwatched{conn}})
+		_, err := conn.Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "another process"})
+		require.NoError(t, err)
+		time.AfterFunc(time.Second, func() { conn.breakShard("1", true) })
+		begun := time.Now()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.InDelta(t, time.Second, time.Since(begun), float64(200*time.Millisecond))
 	})
 }
 

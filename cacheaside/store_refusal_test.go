@@ -91,6 +91,21 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 	}
 }
 
+// If several shards refuse values at the same time, the leases of all of these values are released.
+func TestSeveralShardsRefuseValues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		c := newCache(t, config{
+			Load: identity, LoadMany: identities,
+			Store: unwatched{flaky{conn, func(call string) bool { return call == "Fill" }}},
+		})
+		_, err := c.GetMany(t.Context(), []int{0, 1, 2, 3, 4, 5, 6, 7})
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, 8, conn.called("Release"))
+	})
+}
+
 // If Release fails after a failed Fill, the Store is lost, and not called again.
 func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -111,7 +126,63 @@ func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 		time.Sleep(conn.hangs)
 		synctest.Wait()
 		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
+		for _, e := range log.events {
+			if e.Kind == cacheaside.EventStoreLost {
+				require.Equal(t, errStore, e.Err)
+			}
+		}
 		require.Equal(t, 1, conn.called("Release"))
 		require.Zero(t, log.count(cacheaside.EventCodecFailed))
+	})
+}
+
+// A Fill after an outage shows that the Store works again, even if the Store refuses the value.
+func TestFillEndsAnOutage(t *testing.T) {
+	for name, size := range map[string]int{"a value": 1, "a refused value": 200} {
+		bubble(t, name, func(t *testing.T) {
+			var log eventLog
+			conn := newFakeStore().connect()
+			c := newCache(t, cacheaside.Config[int, string]{
+				Store: picky{unwatched{conn}, 0},
+				Load: func(_ context.Context, key int) (string, error) {
+					if key == 1 {
+						time.Sleep(5 * time.Second)
+					}
+					return strings.Repeat("x", size), nil
+				},
+			})
+			c.Observe(log.add)
+			go mustGet(t, c, 1)
+			synctest.Wait()
+			conn.breakShard("1", true)
+			mustGet(t, c, 11)
+			require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
+			conn.breakShard("1", false)
+			time.Sleep(6 * time.Second)
+			require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
+		})
+	}
+}
+
+// A Store that fails fast after a slow Fill does not count as hanging, so it is called with the next invalidation.
+func TestFastFailureAfterSlowFillIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, called := newFakeStore().connect(), map[string]int{}
+		c := newCache(t, config{
+			Load: identity, LoadMany: identities,
+			Store: unwatched{flaky{conn, func(call string) bool {
+				called[call]++
+				if call == "Fill" && called[call] == 1 {
+					time.Sleep(250 * time.Millisecond)
+				}
+				return call == "Fill" || call == "Release" && called[call] == 2
+			}}},
+		})
+		_, err := c.GetMany(t.Context(), []int{11, 21})
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, map[string]int{"Fill": 2, "Release": 2}, called)
+		require.NoError(t, c.Invalidate(t.Context(), 11))
+		require.Equal(t, 1, called["Invalidate"])
 	})
 }
