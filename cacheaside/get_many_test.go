@@ -326,8 +326,8 @@ func TestGetManyReportsFailuresElsewhere(t *testing.T) {
 			time.AfterFunc(time.Second, func() { _ = other.Release(t.Context(), request, true) })
 		}
 		_, err := c.GetMany(t.Context(), []int{1, 2})
-		require.EqualError(t, err, "cacheaside: 1: cacheaside: 1: the load of another process failed\n"+
-			"cacheaside: 2: cacheaside: 2: the load of another process failed")
+		require.EqualError(t, err, "cacheaside: 1: cacheaside: 1: load of another process failed\n"+
+			"cacheaside: 2: cacheaside: 2: load of another process failed")
 	})
 }
 
