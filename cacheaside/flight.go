@@ -1,7 +1,6 @@
 package cacheaside
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -37,8 +36,8 @@ import (
 // released. The flight stays in flightAbandoned, unless the Store has an answer.
 //
 // With FinishLoads, a flight whose last caller cancels is abandoned only if the flight is fenced or not current. A
-// refresh in the background counts as a caller that never cancels. A caller that was served a stale value also counts
-// as a caller that never cancels.
+// refresh in the background counts as a caller that never cancels. A caller that waited for the flight and was then
+// served a stale value also counts as a caller that never cancels.
 //
 // Further callers may join a flight while the flight is current. A flight is current while it is in Cache.flights under
 // its key, and its key has not been invalidated since the flight started (see mark). A flight is no longer current
@@ -248,7 +247,12 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 // postponeRefresh delays the next refresh of the stale value of f, whose load has failed. The Cache is locked.
 func (c *Cache[K, V]) postponeRefresh(f *flight[K, V], now time.Duration) {
 	pause := f.load.cfg.ErrorPause
-	e := cmp.Or(c.peek(f.key), f.fallback.entry) // memory may have evicted the entry
+	e := c.peek(f.key)
+	// Memory may have evicted the entry, or may hold an older one than the Store. After a caller has got the value from
+	// the Store, the next callers must not get the older one.
+	if b := f.fallback.entry; e == nil || b != nil && b.fresh > e.fresh {
+		e = b
+	}
 	if pause > 0 && e != nil && c.memoryEnabled && c.current(f.key) == f {
 		x := *e
 		x.pause, x.mark = now+pause, f.mark

@@ -188,6 +188,8 @@ func TestFailedLoadServesNewerStoreValue(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 2, mustGet(t, c, 1))
 		require.Equal(t, 3, loads)
+		require.Equal(t, 2, mustGet(t, c, 1), "during ErrorPause")
+		require.Equal(t, 3, loads)
 	})
 }
 
