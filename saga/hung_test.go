@@ -146,11 +146,22 @@ func TestHungStepIsTakenOverWithOthers(t *testing.T) {
 		flight.Do, flight.Timeout = call.do, 10*time.Second
 		hotel.Parallel, hotel.Timeout = true, time.Hour
 		hotel.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
-		sg, st := sequence(flight, hotel), saga.NewMemory()
-		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg)
+		car := step("car")
+		car.Parallel, car.Timeout = true, 10*time.Second
+		car.Do = func(context.Context, *trip) error { <-call.back; return nil }
+		stuck := failing("mail", saga.Permanent(errDeclined))
+		stuck.Pivot, stuck.Undo = true, nil
+		sg, bad, st := sequence(flight, hotel, car), sequence(stuck), saga.NewMemory()
+		bad.Name = "bad"
+		r, _ := observed(t, st, saga.RunnerConfig{}, silent, sg, bad)
 		mustStart(t, r, sg)
+		_, err := saga.Register(r, bad).Start(t.Context(), "bad-1", trip{})
+		require.NoError(t, err)
 		time.Sleep(30 * time.Second)
 		require.False(t, state(t, r, "trip-1", "hotel").MaybeApplied)
+		require.Equal(t, policy.Health{
+			Status: policy.Fail, State: "stuck", Detail: `step car of trip "trip-1" and 1 more do not return; 1 saga`,
+		}, r.Describe().Health(t.Context()))
 		retry := saga.Operation{Action: saga.ActionRetry, Note: "it hangs"}
 		require.NoError(t, idle(st, sg).Operate(t.Context(), "trip-1", retry))
 		require.True(t, state(t, r, "trip-1", "hotel").MaybeApplied)

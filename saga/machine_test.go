@@ -42,6 +42,50 @@ func TestNoDoStartsWhileCompensating(t *testing.T) {
 	require.Equal(t, 1, m.next(0, now))
 }
 
+// TestMoveToAnotherDefinition: the record does not show a crash during a step if no runner could read the record, or if
+// the saga became stuck without a Cause.
+func TestMoveToAnotherDefinition(t *testing.T) {
+	to := func(steps ...shape) *program {
+		p, err := newPlan(&shapes{Name: "trip", Version: 2, Steps: steps})
+		require.NoError(t, err)
+		return p
+	}
+	for name, c := range map[string]struct {
+		in           Instance
+		orphan       bool
+		maybeApplied bool
+	}{
+		"running":                       {Instance{Status: Running, Takeovers: 1}, false, false},
+		"running, left by other builds": {Instance{Status: Running}, true, true},
+		"stuck":                         {Instance{Status: Stuck, Takeovers: 1, Cause: "a broke"}, false, false},
+		"stuck without a crash":         {Instance{Status: Stuck}, false, false},
+		"stuck after a crash":           {Instance{Status: Stuck, Takeovers: 1}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := machineOf(t, []StepStatus{started}, doable("a"))
+			m.Status, m.Takeovers, m.Cause, m.orphan = c.in.Status, c.in.Takeovers, c.in.Cause, c.orphan
+			require.NoError(t, m.move(to(doable("a"), doable("b"))))
+			require.Equal(t, c.maybeApplied, m.Steps[0].MaybeApplied)
+		})
+	}
+	t.Run("the wait of the current step continues", func(t *testing.T) {
+		a := doable("a")
+		a.Delay = time.Hour
+		m := machineOf(t, []StepStatus{StepWaiting}, a)
+		m.Steps[0].WaitingSince = now
+		require.NoError(t, m.move(to(a, doable("b"))))
+		require.Equal(t, StepWaiting, m.Steps[0].Status)
+		require.Equal(t, now, m.Steps[0].WaitingSince)
+	})
+	t.Run("a step with children", func(t *testing.T) {
+		a := shape{Name: "a", Child: true, ChildOf: true}
+		m := machineOf(t, []StepStatus{StepDone}, a)
+		m.Steps[0].Children = 1
+		require.EqualError(t, m.clone().move(to(doable("a"))), "step a has children, and none in version 2")
+		require.NoError(t, m.move(to(a, doable("b"))))
+	})
+}
+
 func TestJudge(t *testing.T) {
 	type are = []store.Status
 	for name, c := range map[string]struct {

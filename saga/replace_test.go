@@ -192,8 +192,26 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	require.Equal(t, "State or Version needs a Note with the reason", refused.NotAllowed)
 	require.Equal(t, 1, waits.Instance(refused.Snapshot).Version)
 	op.Note = "no need to wait"
-	_, err = second.Decide(d.Snapshot, saga.Input{Now: now, Operation: &op, Signals: map[string][]byte{"go": nil}})
-	require.ErrorContains(t, err, "Answers or Signals beside an Operation")
+	for _, in := range []saga.Input{{Signals: map[string][]byte{"go": nil}}, {Answers: make([]saga.Answer, 1)}} {
+		in.Now, in.Operation = now, &op
+		_, err = second.Decide(d.Snapshot, in)
+		require.ErrorContains(t, err, "Answers or Signals beside an Operation")
+	}
+	refused, err = waits.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
+	require.NoError(t, err)
+	require.Equal(t, "version 2 is not the one that decides", refused.NotAllowed)
+	refused, err = waits.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &saga.Operation{
+		Action: saga.ActionSkip, Step: "x", Note: "x", State: op.State,
+	}})
+	require.NoError(t, err)
+	require.NotEmpty(t, refused.NotAllowed)
+	require.JSONEq(t, `{}`, string(waits.Instance(refused.Snapshot).State))
+	cruise := sequence(step("flight"))
+	cruise.Name, cruise.Version = "cruise", 2
+	other, err := saga.Define(cruise)
+	require.NoError(t, err)
+	_, err = other.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
+	require.ErrorContains(t, err, "the Snapshot is one of trip version 1, not of cruise version 2")
 	moved, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
 	require.NoError(t, err)
 	require.Empty(t, moved.NotAllowed)
@@ -209,8 +227,28 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	require.Equal(t, "attempt is in progress", d.NotAllowed)
+	d, err = second.Decide(through(moved.Snapshot), saga.Input{Now: now, Operation: &saga.Operation{
+		Action: saga.ActionAbandon, Note: "x",
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"flight"}, d.Stop)
 	_, err = first.Decide(through(moved.Snapshot), saga.Input{Now: now})
 	require.ErrorContains(t, err, "Snapshot is one of trip version 2, not of trip version 1")
+}
+
+// TestOperationBesideSignal in a saga of version 0, which is not a move to version 0.
+func TestOperationBesideSignal(t *testing.T) {
+	sg := sequence(step("flight"))
+	sg.Version, sg.Steps[0].Await = 0, "go"
+	def, err := saga.Define(sg)
+	require.NoError(t, err)
+	snap, err := def.Begin("trip-1", []byte(`{}`), time.Unix(1e9, 0))
+	require.NoError(t, err)
+	d, err := def.Decide(snap, saga.Input{
+		Now: time.Unix(1e9, 0), Operation: &saga.Operation{Action: saga.ActionCancel}, Signals: map[string][]byte{"go": nil},
+	})
+	require.NoError(t, err)
+	require.Equal(t, saga.Compensated, d.Status)
 }
 
 // TestAddedStepRunsBeforeStartedStep: the saga has parallel steps, of which several may start at once.

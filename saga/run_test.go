@@ -223,9 +223,11 @@ func TestRunStopsWaitingAfterCancel(t *testing.T) {
 		defer cancel()
 		charge.Do = note("do charge", nil)
 		slow.Backoff = func(int) time.Duration { return time.Minute }
+		begun = time.Now()
 		err = saga.Run(ctx, sequence(charge, slow), &trip{})
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 30*time.Second, time.Since(begun))
 	})
 }
 

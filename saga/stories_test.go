@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -229,6 +230,10 @@ func (s *teller) happen(event []string) error {
 			signals[name] = nil
 		}
 		m.signals = signals
+	case "hang": // an attempt has not returned a lease after its timeout
+		attempt, err := strconv.Atoi(event[2])
+		require.NoError(s, err)
+		m.hang(event[1], attempt)
 	case "look":
 		m.lookAgain()
 	case "reload": // by another runner, after this one has released it

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/sqltx/standby"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
 	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
@@ -110,12 +111,13 @@ func (c *ledgerConn) ExecContext(_ context.Context, query string, args []driver.
 		c.effects = append(c.effects, w[0])
 	case query == "with":
 		c.with = append(c.with, w[0])
-	case strings.HasPrefix(query, "INSERT INTO saga_barrier (saga_id, step, op, reason)"):
+	case strings.HasPrefix(query, "INSERT INTO saga_barrier (saga_id, step, op, reason"):
 		key := strings.Join(w[:3], " ")
 		if c.get(key) != "" {
 			return driver.RowsAffected(0), nil
 		}
 		c.rows[key] = w[3]
+		c.rows[key+" fingerprint"] = strings.Join(w[4:], "")
 	default:
 		return nil, errors.New("syntax error: " + query)
 	}
@@ -132,10 +134,14 @@ func (c *ledgerConn) QueryContext(_ context.Context, query string, args []driver
 	if strings.HasPrefix(query, "SELECT 1 /*! + 1 */, (SELECT reason FROM saga_barrier") {
 		return &kindRows{version: c.get("  version"), err: c.l.broken}, nil
 	}
-	if !strings.HasPrefix(query, "SELECT reason FROM saga_barrier") {
-		return nil, errors.New("syntax error: " + query)
+	key := strings.Join(words(args), " ")
+	switch columns, _, _ := strings.Cut(strings.TrimPrefix(query, "SELECT "), " FROM saga_barrier"); columns {
+	case "reason":
+		return &ledgerRows{values: []string{c.get(key)}}, nil
+	case "reason, fingerprint":
+		return &ledgerRows{values: []string{c.get(key), c.get(key + " fingerprint")}}, nil
 	}
-	return &ledgerRows{value: c.get(strings.Join(words(args), " "))}, nil
+	return nil, errors.New("syntax error: " + query)
 }
 
 // kindRows has the kind of the database, and the version of the barrier's table if it is recorded.
@@ -159,17 +165,20 @@ func (r *kindRows) Next(dest []driver.Value) error {
 }
 
 type ledgerRows struct {
-	value string
-	read  bool
+	values []string // the reason, and perhaps the fingerprint
+	read   bool
 }
 
-func (r *ledgerRows) Columns() []string { return []string{"reason"} }
+func (r *ledgerRows) Columns() []string { return []string{"reason", "fingerprint"}[:len(r.values)] }
 func (r *ledgerRows) Close() error      { return nil }
 func (r *ledgerRows) Next(dest []driver.Value) error {
-	if r.read || r.value == "" {
+	if r.read || r.values[0] == "" {
 		return io.EOF
 	}
-	dest[0], r.read = r.value, true
+	for i, v := range r.values {
+		dest[i] = v
+	}
+	r.read = true
 	return nil
 }
 
@@ -703,6 +712,41 @@ func TestApply(t *testing.T) {
 				case 'f':
 					require.EqualError(t, err, "full")
 					require.True(t, saga.IsDeclined(err))
+				}
+			}
+			require.Equal(t, append([]string{}, c.want...), l.did())
+		})
+	}
+	for _, c := range []struct {
+		name string
+		ops  string // each with the fingerprint of its request, if it has one
+		want []string
+		errs string // as above, and "o" for another request
+	}{
+		{"one request", "do:1 do:1 do:2", []string{"do"}, "--o"},
+		{"without a fingerprint at first", "do do:1", []string{"do"}, "--"},
+		{"without a fingerprint later", "do:1 do", []string{"do"}, "--"},
+		{"undo is another request", "do:1 undo:2 undo:2 undo:3", []string{"do", "undo"}, "---o"},
+		{"undo of nothing, in two requests", "undo:1 undo:1 undo:2", nil, "--o"},
+		{"do that comes late, in its own request", "undo:1 do:2", nil, "-u"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, db := newLedger(t)
+			for i, op := range strings.Fields(c.ops) {
+				op, fingerprint, _ := strings.Cut(op, ":")
+				ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/" + op})
+				err := saga.Apply(participant.WithFingerprint(ctx, fingerprint), db, func(tx *sql.Tx) error {
+					_, err := tx.ExecContext(ctx, "do", op)
+					return err
+				})
+				switch c.errs[i] {
+				case '-':
+					require.NoError(t, err)
+				case 'u':
+					require.ErrorIs(t, err, participant.ErrUndone)
+				case 'o':
+					require.ErrorIs(t, err, participant.ErrOtherRequest)
+					require.False(t, saga.IsDeclined(err), "the first request was applied")
 				}
 			}
 			require.Equal(t, append([]string{}, c.want...), l.did())

@@ -2,6 +2,7 @@ package saga
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"testing"
 	"time"
@@ -20,6 +21,11 @@ func (u *unmarshaledItself) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, &struct{ N *int }{&u.N})
 }
 
+// marshaledItself is opaque, because it has its own MarshalJSON.
+type marshaledItself struct{ N int }
+
+func (m marshaledItself) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `{"N":%d}`, m.N), nil }
+
 type knownBase struct{ ID string }
 
 type known struct {
@@ -33,6 +39,8 @@ type known struct {
 	Lists  map[string][][1]knownPart
 	Any    any
 	Opaque unmarshaledItself
+	Writes marshaledItself `json:",omitzero"`
+	Outer  struct{ First knownPart }
 	At     time.Time `json:"at,omitzero"`
 	//lint:ignore SA5008 package json ignores the name, and so must the code
 	Odd string `json:"\"odd\",omitempty"`
@@ -92,7 +100,20 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 		},
 		"deep in arrays": {`{"Lists":{"a":[[{"zip":"1"}]]}}`, nil, `{"Lists":{"a":[[{"street":"","zip":"1"}]]}}`},
 		"in an any":      {`{"Any":{"zip":"1"}}`, func(k *known) { k.Any = "b" }, `{"Any":"b"}`},
-		"opaque":         {`{"Opaque":{"N":1,"M":2}}`, func(k *known) { k.Opaque.N = 3 }, `{"Opaque":{"N":3}}`},
+		"a nil in a map": {
+			`{"by_name":{"a":{"zip":"1"}}}`, func(k *known) { k.ByName["a"] = nil }, `{"by_name":{"a":null}}`,
+		},
+		"reads itself": {
+			`{"Opaque":{"N":1,"M":2},"x":1}`, func(k *known) { k.Opaque.N = 3 }, `{"Opaque":{"N":3},"x":1}`,
+		},
+		"writes itself": {`{"Writes":{"N":1,"M":2}}`, func(k *known) { k.Writes.N = 3 }, `{"Writes":{"N":3}}`},
+		"writes itself, emptied": {
+			`{"Writes":{"N":1,"M":2},"x":1}`, func(k *known) { k.Writes.N = 0 }, `{"x":1}`,
+		},
+		"in the first field": {
+			`{"Outer":{"First":{"street":"a","zip":"1"}}}`, func(k *known) { k.Outer.First.Street = "b" },
+			`{"Outer":{"First":{"street":"b","zip":"1"}}}`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var s known
@@ -116,7 +137,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 			for name, v := range want {
 				require.Equal(t, v, all[name], name)
 			}
-			for _, name := range []string{"x", "NAME", "id", "home", "work", "Odd"} {
+			for _, name := range []string{"x", "NAME", "id", "home", "work", "Odd", "Writes"} {
 				require.Equal(t, want[name] != nil, all[name] != nil, name)
 			}
 			require.Contains(t, string(got)+"9007199254740993", "9007199254740993")

@@ -79,6 +79,8 @@ func TestUnreadableSagaIsStuckInTheEnd(t *testing.T) {
 		require.Greater(t, time.Since(begun), 23*time.Hour)
 		require.Less(t, time.Since(begun), 25*time.Hour)
 		require.Less(t, instance(t, old, "trip-1").Seq, int64(400), "entries in the log")
+		require.Equal(t, policy.Health{Status: policy.Fail, State: "stuck", Detail: `1 saga; saga "trip-1": ` + otherSteps},
+			old.Describe().Health(t.Context()))
 		retry := saga.Operation{Action: saga.ActionRetry}
 		require.ErrorIs(t, old.Operate(t.Context(), "trip-1", retry), saga.ErrNotRegistered)
 		stop()
@@ -114,6 +116,7 @@ func TestUnreadableRecordsAreLeftToOthers(t *testing.T) {
 				require.Equal(t, saga.Running, rec.Status)
 				require.Empty(t, rec.Owner)
 				require.Contains(t, string(rec.Progress), strings.TrimSuffix(c.progress, "}"), "as it was")
+				require.Equal(t, 1, strings.Count(string(rec.Progress), `"unread"`), "one mark after several claims")
 			})
 		})
 	}

@@ -37,3 +37,24 @@ func TestLongIDs(t *testing.T) {
 	require.Equal(t, parent+"/s/0", participant.Child(parent, "s", 0))
 	require.Contains(t, participant.Child(parent+"i", "s", 0), "~")
 }
+
+func TestSameRequest(t *testing.T) {
+	form := func(boundary int, length int64) string { return participant.WithLength("form", boundary, length) }
+	for _, c := range []struct {
+		before, now string
+		want        bool
+	}{
+		{"room", "room", true},
+		{"room", "suite", false},
+		{form(0, 9), form(0, 9), true},
+		{form(0, 9), form(0, 10), false},
+		{form(20, 9), form(20, 9), true},
+		{form(20, 9), form(20, 10), false},
+		{form(20, 9), form(25, 10), true}, // the lengths of the boundaries may account for the difference
+		{form(20, 9), participant.WithLength("other", 25, 10), false},
+		{form(20, 9), "form", false},
+		{"form", form(20, 9), false},
+	} {
+		require.Equal(t, c.want, participant.SameRequest(c.before, c.now), "%q and %q", c.before, c.now)
+	}
+}
