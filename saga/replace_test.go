@@ -211,7 +211,7 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	other, err := saga.Define(cruise)
 	require.NoError(t, err)
 	_, err = other.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
-	require.ErrorContains(t, err, "the Snapshot is one of trip version 1, not of cruise version 2")
+	require.ErrorContains(t, err, "Snapshot is one of trip version 1, not of cruise version 2")
 	moved, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
 	require.NoError(t, err)
 	require.Empty(t, moved.NotAllowed)
