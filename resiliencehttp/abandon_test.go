@@ -367,3 +367,98 @@ func TestHedgeOverAForeignBase(t *testing.T) {
 		require.EqualValues(t, 2, slow.Load())
 	})
 }
+
+func TestOwnBaseKeepsItsHTTP2Settings(t *testing.T) {
+	first := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = first })
+	http.DefaultTransport = &http.Transport{
+		HTTP2: &http.HTTP2Config{PingTimeout: time.Second, StrictMaxConcurrentRequests: true},
+	}
+	base := resiliencehttp.BaseOf(resiliencehttp.NewTransport(resiliencehttp.ClientConfig{})).(*http.Transport)
+	require.Equal(t, &http.HTTP2Config{
+		SendPingTimeout: 15 * time.Second, PingTimeout: time.Second, StrictMaxConcurrentRequests: true,
+	}, base.HTTP2)
+}
+
+func TestConnectionAfterASilentOneIsReused(t *testing.T) {
+	for wire, protocols := range wires {
+		t.Run(wire, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCutover(t, protocols())
+				dial, dials := c.base.DialContext, 0
+				c.base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					dials++
+					return dial(ctx, network, addr)
+				}
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: c.base, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
+				}}
+				for range 4 {
+					require.NoError(t, fetch(t.Context(), client, "http://a/"))
+					waitForPool()
+					c.moved.Store(true)
+				}
+				require.EqualValues(t, 3, c.new.Load())
+				require.Equal(t, 2, dials)
+			})
+		})
+	}
+}
+
+// Over HTTP/1.1, all idle connections are closed, because they may be dead too.
+func TestIdleConnectionsAreAbandonedTogether(t *testing.T) {
+	for _, wire := range []string{"HTTP/1.1", "HTTP/1.1 or HTTP/2"} {
+		t.Run(wire, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCutover(t, wires[wire]())
+				c.base.MaxIdleConnsPerHost = 3
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: c.base, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
+				}}
+				var streams []*http.Response
+				for range 3 {
+					stream, err := client.Get("http://a/stream")
+					require.NoError(t, err)
+					streams = append(streams, stream)
+				}
+				close(c.release)
+				for _, stream := range streams {
+					require.Equal(t, "end", answer(t, stream, nil))
+				}
+				waitForPool()
+				c.moved.Store(true)
+				require.NoError(t, fetch(t.Context(), client, "http://a/"))
+				require.EqualValues(t, 4, c.old.Load())
+			})
+		})
+	}
+}
+
+// A connection on which the header of the response has arrived is not silent.
+func TestDeadlineInABodyKeepsTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, wires["HTTP/2"]())
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: c.base, Idle: time.Minute, Middleware: resilience.Chain(),
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		waitForPool()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://a/stream", nil)
+		require.NoError(t, err)
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, resp.Body.Close())
+		close(c.release)
+		dial, dials := c.base.DialContext, 0
+		c.base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials++
+			return dial(ctx, network, addr)
+		}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.Zero(t, dials)
+	})
+}

@@ -53,8 +53,8 @@ func TestPoliciesFindTheRequestAndItsHost(t *testing.T) {
 		},
 	}
 	for url, want := range map[string]string{
-		"http://a/x": "a:80", "http://a:80": "a:80", "http://A./": "a:80", "http://a.:80": "a:80", "http://a:": "a:80",
-		"https://a": "a:443", "https://a:443": "a:443", "https://a:80": "a:80", "http://a:8080": "a:8080",
+		"http://a/x": "a:80", "http://a:80": "a:80", "http://A./": "a:80", "http://A:80": "a:80", "http://a.:80": "a:80",
+		"http://a:": "a:80", "https://a": "a:443", "https://a:443": "a:443", "https://a:80": "a:80", "http://a:8080": "a:8080",
 		"http://b.a": "b.a:80", "http://[2001:DB8::1]": "[2001:db8::1]:80", "http://[2001:db8::1]:80": "[2001:db8::1]:80",
 		"memory://A.": "a", "memory://a:1": "a:1",
 	} {
@@ -412,7 +412,7 @@ func (c overrun) AfterFunc(f func()) (stop func() bool) {
 }
 
 func TestBodyIsAtFaultOnlyIfItIsNotAsLongAsItSays(t *testing.T) {
-	for length, times := range map[int64]int{5: 2, 7: 1} {
+	for length, times := range map[int64]int{3: 1, 5: 2, 7: 1} {
 		sent := 0
 		transport := &resiliencehttp.Transport{
 			Middleware: retries(2).Wrap,
@@ -534,5 +534,40 @@ func TestLateHookDoesNotEndIdle(t *testing.T) {
 		require.NoError(t, err)
 		_, err = io.ReadAll(resp.Body)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestClosesIdleConnectionsOfBase(t *testing.T) {
+	base := &hooked{}
+	resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base}).CloseIdleConnections()
+	require.Equal(t, 1, base.idleClosed)
+}
+
+// The policies' ctx may end slightly later than the caller's ctx. The attempt returns only when both have ended.
+func TestPrepareIsCutShortByTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		caller, cancel := context.WithCancel(t.Context())
+		var end error
+		transport := &resiliencehttp.Transport{
+			Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("sent") }),
+			Middleware: func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error {
+					late, stop := context.WithCancel(context.WithoutCancel(ctx))
+					context.AfterFunc(ctx, func() { time.Sleep(time.Second / 10); stop() })
+					err := next(late)
+					end = late.Err()
+					return err
+				}
+			},
+			Prepare: func(*http.Request) error { <-caller.Done(); return caller.Err() },
+		}
+		time.AfterFunc(time.Second, cancel)
+		_, err := transport.RoundTrip(request(t, "GET", "http://a/").WithContext(caller))
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, context.Canceled, end)
 	})
 }

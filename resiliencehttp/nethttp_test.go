@@ -649,3 +649,110 @@ func TestHooksBesideTheEndOfAttempts(t *testing.T) {
 	close(stop)
 	late.Wait()
 }
+
+// A server may answer before it has received the whole request.
+func TestEarlyHeaderStartsTheWaitForTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{
+			HoldBody: true, ResponseHeaderTimeout: time.Second, Middleware: resilience.Chain(),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				for _, name := range []string{"GetConn", "GotConn", "WroteHeaders"} {
+					hooks[name](httptrace.ContextClientTrace(r.Context()))
+				}
+				time.Sleep(10 * time.Second) // the upload
+				resp := response(200, nil)
+				resp.Body = &streamed{ctx: r.Context(), parts: []part{{time.Minute, "late"}}, end: io.EOF}
+				return resp, nil
+			}),
+		}
+		start := time.Now()
+		_, err := transport.RoundTrip(request(t, "POST", "http://a/"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 11*time.Second, time.Since(start))
+	})
+}
+
+// A Base that calls no hooks has sent the request when it has read its body to the end, or closed it.
+func TestHeaderTimeoutWithoutHooks(t *testing.T) {
+	for name, upload := range map[string]func(io.ReadCloser) error{
+		"read to its end": func(b io.ReadCloser) error { _, err := io.Copy(io.Discard, b); return err },
+		"closed": func(b io.ReadCloser) error {
+			_, err := io.ReadFull(b, make([]byte, 2))
+			return errors.Join(err, b.Close())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				transport := &resiliencehttp.Transport{
+					ResponseHeaderTimeout: 2 * time.Second, Middleware: resilience.Chain(),
+					Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+						require.NoError(t, upload(r.Body))
+						select {
+						case <-r.Context().Done():
+						case <-time.After(time.Minute):
+						}
+						return nil, context.Cause(r.Context())
+					}),
+				}
+				req, err := http.NewRequest("POST", "http://a/", pausingBody(t, 5*time.Second, "a", "b"))
+				require.NoError(t, err)
+				start := time.Now()
+				_, err = transport.RoundTrip(req)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, 7*time.Second, time.Since(start))
+			})
+		})
+	}
+}
+
+// The race detector checks the timer of a limit that no longer applies, which fires while the policies hold a
+// response.
+func TestLimitPassesWhileAResponseIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				err := next(ctx)
+				time.Sleep(2 * time.Second)
+				return err
+			}
+		}
+		transport := &resiliencehttp.Transport{
+			ResponseHeaderTimeout: time.Second, Middleware: resilience.Chain(waits, resilience.Timeout(time.Minute)),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				for _, name := range []string{"GetConn", "GotConn", "WroteHeaders", "WroteRequest"} {
+					hooks[name](httptrace.ContextClientTrace(r.Context()))
+				}
+				return response(200, strings.NewReader("ok")), nil
+			}),
+		}
+		resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+		require.Equal(t, "ok", answer(t, resp, err))
+	})
+}
+
+// The attempt's ctx and that of the policies end at the same time, in any order.
+func TestPoliciesSeeTheEndOfTimeout(t *testing.T) {
+	for range 30 {
+		synctest.Test(t, func(t *testing.T) {
+			var end error
+			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+				Timeout: time.Second, ResponseHeaderTimeout: resilience.Unlimited,
+				Retry: resiliencehttp.Disabled, Bulkhead: resiliencehttp.Disabled,
+				Breaker: func(next resilience.Func) resilience.Func {
+					return func(ctx context.Context) error {
+						err := next(ctx)
+						end = ctx.Err()
+						return err
+					}
+				},
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					time.Sleep(time.Second)
+					return nil, errors.New("reset")
+				}),
+			})
+			_, err := client.Get("http://a/")
+			require.Error(t, err)
+			require.Equal(t, context.DeadlineExceeded, end)
+		})
+	}
+}

@@ -174,6 +174,21 @@ func TestCopiedBodyIsNotReadAhead(t *testing.T) {
 	})
 }
 
+func TestKnownLengthAboveMaxBufferIsNotRead(t *testing.T) {
+	body := &trackedBody{Reader: strings.NewReader("0123456789")}
+	req, _ := http.NewRequest("PUT", "http://example.com", body)
+	req.ContentLength = 10
+	transport := &resiliencehttp.Transport{MaxBuffer: 9, Middleware: retries(2).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			require.Equal(t, 10, body.Reader.(*strings.Reader).Len())
+			require.Nil(t, r.GetBody)
+			_ = r.Body.Close()
+			return response(503, strings.NewReader("")), nil
+		})}
+	resp, err := transport.RoundTrip(req)
+	answer(t, resp, err)
+}
+
 func TestBodyIsClosedOnEveryPath(t *testing.T) {
 	ok := roundTripper(func(r *http.Request) (*http.Response, error) {
 		_ = r.Body.Close()
@@ -608,5 +623,25 @@ func TestHedgeWhoseGetBodyIsLateHasNoAnswer(t *testing.T) {
 		_, err := transport.RoundTrip(req)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.False(t, resilience.Answered(err))
+	})
+}
+
+// net/http sends a body in memory that is too short over HTTP/2.
+func TestShortBodyOverHTTP2IsNotRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent atomic.Int64
+		base := serveMemory(t, func(_ http.ResponseWriter, r *http.Request) {
+			sent.Add(1)
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}, wires["HTTP/2"]())
+		req, err := http.NewRequest("PUT", "http://a/", strings.NewReader("hello"))
+		require.NoError(t, err)
+		req.ContentLength = 20
+		transport := &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}
+		_, err = transport.RoundTrip(req)
+		require.True(t, resilience.Answered(err), "%v", err)
+		require.EqualValues(t, 1, sent.Load())
 	})
 }

@@ -1014,3 +1014,27 @@ func TestGoexitPassesThrough(t *testing.T) {
 		})
 	}
 }
+
+// Idle does not limit the time between two Reads, even if the Transport has read a part of the body ahead.
+func TestPauseInAFailedResponseIsNotIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long := strings.Repeat("x", 70<<10)
+		transport := &resiliencehttp.Transport{
+			Idle: 5 * time.Second, Middleware: retries(2).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := response(503, nil)
+				resp.Body = &streamed{
+					ctx: r.Context(), parts: []part{{2 * time.Second, long}, {time.Second, "end"}}, end: io.EOF,
+				}
+				return resp, nil
+			}),
+		}
+		resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+		require.NoError(t, err)
+		first := make([]byte, 10)
+		_, err = io.ReadFull(resp.Body, first)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Equal(t, long+"end", string(first)+answer(t, resp, nil))
+	})
+}

@@ -1158,3 +1158,50 @@ func TestConnectionAfter101IsANetConn(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	require.NoError(t, conn.Close())
 }
+
+func TestHoldBodyDelaysOnlyBodiesOfSuccesses(t *testing.T) {
+	for name, status := range map[string]int{"connection": 101, "failure": 503} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				transport := &resiliencehttp.Transport{
+					HoldBody: true, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
+					Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+						resp := response(status, nil)
+						resp.Body = &streamed{ctx: r.Context()}
+						return resp, nil
+					}),
+				}
+				start := time.Now()
+				resp, err := transport.RoundTrip(request(t, "POST", "http://a/"))
+				require.NoError(t, err)
+				require.Equal(t, status, resp.StatusCode)
+				require.Zero(t, time.Since(start))
+				require.NoError(t, resp.Body.Close())
+			})
+		})
+	}
+}
+
+// The caller's ctx does not end a connection after 101 Switching Protocols. Close ends it without an error.
+func TestConnectionClosedAfterCancelSucceeds(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	var ends []error
+	transport := &resiliencehttp.Transport{
+		Middleware: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				return resilience.AtEnd(ctx, next, func(err error) { ends = append(ends, err) })
+			}
+		},
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: near}, nil
+		}),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, err := transport.RoundTrip(request(t, "GET", "http://a/").WithContext(ctx))
+	require.NoError(t, err)
+	cancel()
+	require.Empty(t, ends)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, []error{nil}, ends)
+}
