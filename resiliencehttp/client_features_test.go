@@ -54,8 +54,9 @@ func TestPoliciesFindTheRequestAndItsHost(t *testing.T) {
 	}
 	for url, want := range map[string]string{
 		"http://a/x": "a:80", "http://a:80": "a:80", "http://A./": "a:80", "http://A:80": "a:80", "http://a.:80": "a:80",
-		"http://a:": "a:80", "https://a": "a:443", "https://a:443": "a:443", "https://a:80": "a:80", "http://a:8080": "a:8080",
-		"http://b.a": "b.a:80", "http://[2001:DB8::1]": "[2001:db8::1]:80", "http://[2001:db8::1]:80": "[2001:db8::1]:80",
+		"http://a:": "a:80", "https://a": "a:443", "https://a:443": "a:443", "https://a:80": "a:80",
+		"http://a:8080": "a:8080",
+		"http://b.a":    "b.a:80", "http://[2001:DB8::1]": "[2001:db8::1]:80", "http://[2001:db8::1]:80": "[2001:db8::1]:80",
 		"memory://A.": "a", "memory://a:1": "a:1",
 	} {
 		r := request(t, "GET", url)
