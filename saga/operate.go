@@ -144,10 +144,10 @@ func (op *Operation) checkReplacement() error {
 	switch op.Action {
 	case ActionRetry, ActionSkip, ActionCompensate:
 	default:
-		return fmt.Errorf("State or Version needs the Action retry, skip or compensate, not %q", op.Action)
+		return fmt.Errorf("replacing State or Version needs the Action retry, skip or compensate, not %q", op.Action)
 	}
 	if op.Note == "" {
-		return errors.New("State or Version needs a Note with the reason")
+		return errors.New("replacing State or Version needs a Note with the reason")
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func TestOperatorEntersTheState(t *testing.T) {
 		requireEnd(t, r, "trip-1", saga.ErrStuck)
 		state := []byte(`{"Calls":["do charge","hotel by hand"],"New":1}`)
 		for want, op := range map[string]saga.Operation{
-			"State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
+			"replacing State or Version needs a Note with the reason": {Action: saga.ActionSkip, State: state},
 			"state does not decode": {
 				Action: saga.ActionSkip, Note: "by hand", State: []byte(`{"Calls":1}`),
 			},
@@ -189,7 +189,7 @@ func TestEngineReplacesStateAndVersion(t *testing.T) {
 	op := saga.Operation{Action: saga.ActionRetry, Version: 2, State: []byte(`{"Calls":["by hand"]}`)}
 	refused, err := second.Decide(through(d.Snapshot), saga.Input{Now: now, Operation: &op})
 	require.NoError(t, err)
-	require.Equal(t, "State or Version needs a Note with the reason", refused.NotAllowed)
+	require.Equal(t, "replacing State or Version needs a Note with the reason", refused.NotAllowed)
 	require.Equal(t, 1, waits.Instance(refused.Snapshot).Version)
 	op.Note = "no need to wait"
 	for _, in := range []saga.Input{{Signals: map[string][]byte{"go": nil}}, {Answers: make([]saga.Answer, 1)}} {
