@@ -113,7 +113,7 @@ func dueRun(s Schedule, last, now time.Time) (run, next time.Time, err error) {
 	return run, next, err
 }
 
-var errNotLater = errors.New("Schedule's Next must return a later instant")
+var errNotLater = errors.New("the Schedule's Next must return a later instant")
 
 // nextOf returns s.Next(t), rounded up to milliseconds.
 func nextOf(s Schedule, t time.Time) (time.Time, error) {

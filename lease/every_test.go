@@ -551,7 +551,7 @@ func TestEveryReturnsErrorOfSchedule(t *testing.T) {
 		c := lease.New(lease.NewMemory(), billing)
 		require.EqualError(t, c.Every(t.Context(), nil, nil), "lease: billing: Schedule is nil: must be set")
 		err := c.Every(t.Context(), next(func(t time.Time) time.Time { return t }), nil)
-		require.ErrorContains(t, err, "lease: billing: Schedule's Next must return a later instant: it returned ")
+		require.ErrorContains(t, err, "lease: billing: the Schedule's Next must return a later instant: it returned ")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
 		defer cancel()

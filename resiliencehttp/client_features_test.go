@@ -538,10 +538,6 @@ func TestLateHookDoesNotEndIdle(t *testing.T) {
 	})
 }
 
-type readFunc func([]byte) (int, error)
-
-func (f readFunc) Read(p []byte) (int, error) { return f(p) }
-
 func TestClosesIdleConnectionsOfBase(t *testing.T) {
 	base := &hooked{}
 	resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base}).CloseIdleConnections()
