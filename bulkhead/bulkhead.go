@@ -24,7 +24,7 @@
 // typically takes is the median of the last 31 measurements. Each measurement is the time for which a call held its
 // slots. The bulkhead measures each call that had to wait, and some of the other calls. The bulkhead does not
 // measure calls that were cut short by their callers. Before the 8th measurement, no call is refused with
-// DeadlineTooClose. A call that finds enough free slots is never refused.
+// DeadlineTooClose. A call that does not have to wait is never refused.
 //
 // Usually, the oldest waiting call is served first. If callers cancel many waiting calls, the newest waiting call is
 // served first, because the oldest call has the least time left. For each priority level, the bulkhead counts
@@ -252,8 +252,8 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 	if b.observers.Any() {
 		notified := false
 		defer func() {
-			if !notified { // an observer has panicked
-				b.release(w.slots, ending{})
+			if !notified { // an observer has panicked, so the time of the slots is not that of a call
+				b.release(w.slots, ending{cut: true})
 			}
 		}()
 		b.observers.Tell(ctx, Event{EventWaited, cfg.Name, w.timing.start - w.since, nil})

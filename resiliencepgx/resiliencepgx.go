@@ -184,7 +184,7 @@ const silence = 10 * time.Second
 // Listen panics if pool is nil.
 func Listen(pool *pgxpool.Pool) func(ctx context.Context, channel string, notify func()) error {
 	if pool == nil {
-		panic("resiliencepgx: Listen needs a *pgxpool.Pool, not nil")
+		panic("resiliencepgx: Listen: *pgxpool.Pool is nil: must be set")
 	}
 	return func(ctx context.Context, channel string, notify func()) error {
 		pooled, err := pool.Acquire(ctx)

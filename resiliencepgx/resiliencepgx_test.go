@@ -28,7 +28,7 @@ func nobody(t testing.TB) *pgxpool.Pool {
 
 // Without a pool, the function would panic on a goroutine of the Runner and end the program.
 func TestListenNeedsPool(t *testing.T) {
-	require.PanicsWithValue(t, "resiliencepgx: Listen needs a *pgxpool.Pool, not nil",
+	require.PanicsWithValue(t, "resiliencepgx: Listen: *pgxpool.Pool is nil: must be set",
 		func() { resiliencepgx.Listen(nil) })
 }
 

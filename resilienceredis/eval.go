@@ -40,7 +40,7 @@ import (
 // Eval panics if client is nil.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if client == nil {
-		panic("resilienceredis: Eval needs a client, not nil")
+		panic("resilienceredis: Eval: client is nil: must be set")
 	}
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -187,7 +187,12 @@ func reloadAfter(ctx context.Context, client any, err error) {
 // the other options as described for [Eval]. Without ContextTimeoutEnabled, the function ignores the deadline of ctx,
 // and waits for a node that hangs until the ReadTimeout of client has passed. Settlements and renewals on all nodes are
 // then delayed, so running calls may lose their slots.
+//
+// EvalEach panics if client is nil.
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
+	if client == nil {
+		panic("resilienceredis: EvalEach: client is nil: must be set")
+	}
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))
 		all := make([]int, len(calls))
@@ -228,7 +233,11 @@ func pipeline(
 // Node returns a function for the field Config.Node of package fleet. The function returns the address of the master
 // that has a key. The function reads the cluster state that client has loaded, and sends nothing to Redis. Pass the
 // same client to Node and to [Eval], because the function that Eval returns makes the client load the cluster state.
+// Node panics if client is nil.
 func Node(client *redis.ClusterClient) func(key string) string {
+	if client == nil {
+		panic("resilienceredis: Node: client is nil: must be set")
+	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // MasterForKey with an open ctx would wait for a cluster that hangs, longer than the call may
 	return func(key string) string {
@@ -258,7 +267,7 @@ func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
 	if client == nil {
-		panic("resilienceredis: Subscribe needs a client, not nil")
+		panic("resilienceredis: Subscribe: client is nil: must be set")
 	}
 	return func(ctx context.Context, channel string, subscribed func(), message func(payload string)) (failure error) {
 		ctx = &call{Context: ctx} // commands within a call run without policies

@@ -331,9 +331,14 @@ func TestHookNeedsNode(t *testing.T) {
 
 // Without a client, the functions would panic on a goroutine of their caller and end the program.
 func TestFunctionsNeedClient(t *testing.T) {
-	require.PanicsWithValue(t, "resilienceredis: Eval needs a client, not nil", func() { resilienceredis.Eval(nil) })
-	require.PanicsWithValue(t, "resilienceredis: Subscribe needs a client, not nil",
-		func() { resilienceredis.Subscribe(nil) })
+	for name, f := range map[string]func(){
+		"Eval":      func() { resilienceredis.Eval(nil) },
+		"EvalEach":  func() { resilienceredis.EvalEach(nil) },
+		"Node":      func() { resilienceredis.Node(nil) },
+		"Subscribe": func() { resilienceredis.Subscribe(nil) },
+	} {
+		require.PanicsWithValue(t, "resilienceredis: "+name+": client is nil: must be set", f)
+	}
 }
 
 func node(m resilience.Middleware) resilienceredis.Config {

@@ -125,7 +125,7 @@ type Saga[S any] struct {
 // A Step is a command to a participant (the service or database that the step calls), and the function that undoes it.
 // A step that only waits for a Delay or an Await has no Do, DoTx or Child. Every other step has exactly one of them.
 type Step[S any] struct {
-	Name string // 1 to 100 bytes of UTF-8 without "/" and NUL; unique in the saga
+	Name string // 1 to 100 bytes of UTF-8 without "/" or NUL; unique in the saga
 
 	// Do does the work of the step. Do may be called again after it took effect, with the same command ID. See the package
 	// documentation for the meaning of the error that Do returns. The changes of Do to s are recorded with the result of

@@ -215,12 +215,17 @@ func failed(what, id string, err error) error {
 	return fmt.Errorf("sagatemporal: %s %q: %w", what, id, err)
 }
 
-// ended adds the cause of ctx to err if ctx is done, because the server's errors do not match the errors of a ctx.
+// ended adds the error and the cause of ctx to err if ctx is done, because the server's errors do not match the errors
+// of a ctx.
 func ended(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
+	end, cause := ctx.Err(), context.Cause(ctx)
+	switch {
+	case end == nil:
+		return err
+	case errors.Is(cause, end):
 		return errors.Join(cause, err)
 	}
-	return err
+	return errors.Join(end, cause, err)
 }
 
 // Wait implements [saga.Engine]. The server reports the end of a workflow, but not that a saga is stuck, so Wait polls

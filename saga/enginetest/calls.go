@@ -136,11 +136,13 @@ func unknown(s *suite) {
 
 func waitEnds(s *suite) {
 	s.start("trip-1", awaiting("hotel", "paid"))
-	ctx, cancel := context.WithCancel(s.ctx)
-	time.AfterFunc(wait, cancel)
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	cause := errors.New("the caller left")
+	time.AfterFunc(wait, func() { cancel(cause) })
 	in, err := s.Engine.Wait(ctx, "trip-1")
 	s.need(err != nil, "Wait returned a saga that is %v, and no error", in)
 	s.matches(err, context.Canceled)
+	s.matches(err, cause)
 }
 
 // signalEarly sends a signal before the saga has reached the step that awaits it.

@@ -359,6 +359,11 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	}()
 	e := r.meters[0].refusal(r.cfg, throttle.ContextEnded)
 	for began := w.start; ; began = time.Now() {
+		if end := endOf(ctx); end != nil { // ctx may have ended in the Meters function, or just as the wait ended
+			l.handOver(w)
+			e.Reason, e.Err, e.Waited = throttle.ContextEnded, end, time.Since(w.start)
+			return nil, l.refuse(ctx, e)
+		}
 		if lasts, err := l.outageOf(r); err != nil {
 			w.turn = w.turn && lasts // at a high rate, calls are due before the first ping has ended the outage
 			l.handOver(w)

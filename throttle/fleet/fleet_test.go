@@ -1026,6 +1026,28 @@ func TestEndedContextIsNoOutage(t *testing.T) {
 	require.NoError(t, l.Cooldown(t.Context(), "a", -time.Hour))
 }
 
+// During an outage, the ctx of a call ends after Do has checked it.
+func TestCallThatEndsInAnOutageIsNotMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := func() {}
+		l := fleet.New(fleet.Config{
+			Name: "n", Eval: (&redis{err: errDown}).eval, OnOutage: fleet.Admit,
+			Meters: func(context.Context) []fleet.Meter {
+				end()
+				return []fleet.Meter{fleet.Rate("a", 10, 1)}
+			},
+		})
+		require.NoError(t, l.Do(t.Context(), ok))
+		require.True(t, l.Stats().Down)
+		ctx, cancel := context.WithCancel(t.Context())
+		end = cancel
+		err := l.Do(ctx, func(context.Context) error { t.Error("called"); return nil })
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, throttle.ContextEnded, limited.Reason)
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
 // A replyError is an error reply as a client of Redis returns it.
 type replyError string
 
