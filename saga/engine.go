@@ -39,7 +39,8 @@ type Engine interface {
 	Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error)
 	// Get returns a saga. The error matches ErrNotFound if there is no such saga.
 	Get(ctx context.Context, id string) (*Instance, error)
-	// Wait returns the saga once it has ended or is stuck.
+	// Wait returns the saga once it has ended or is stuck. If ctx is done before, the error matches the error and the
+	// cause of ctx.
 	Wait(ctx context.Context, id string) (*Instance, error)
 	// Signal records a signal for the saga. The engine keeps only the first payload of each name. The error matches
 	// ErrNotAllowed if no step of the saga awaits the signal, or if the saga turned back or ended before the signal

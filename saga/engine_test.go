@@ -268,7 +268,7 @@ func (e *jsonEngine) Wait(ctx context.Context, id string) (*saga.Instance, error
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, errors.Join(ctx.Err(), context.Cause(ctx))
 		}
 	}
 }
